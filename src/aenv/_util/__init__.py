@@ -1,0 +1,1 @@
+"""Leaf functions that know nothing of aenv."""

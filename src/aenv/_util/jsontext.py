@@ -1,0 +1,30 @@
+"""JSON text at orjson's speed, without its limit on integers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+JSONDecodeError = orjson.JSONDecodeError
+
+
+def dumps(value: Any) -> bytes:
+    """Compact UTF-8 JSON."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Integers past 64 bits and lone surrogates, which orjson refuses; the slow way has no such limits.
+        return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_fragment).encode()
+
+
+def loads(text: bytes | str) -> Any:
+    """The value, or JSONDecodeError; duplicate keys keep the last, as everywhere."""
+    return orjson.loads(text)
+
+
+def _fragment(value: Any) -> Any:
+    if isinstance(value, orjson.Fragment):
+        return json.loads(value.contents)
+    raise TypeError(f"{type(value).__name__} is not JSON")
