@@ -1,0 +1,1 @@
+"""What the author of an environment imports: decorators, registry, schemas, loading."""

@@ -1,0 +1,128 @@
+"""Importing an author's project: each file once, in a stated order, failures told in the author's own frames."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from aenv.define.registry import Registry, current_registry
+from aenv.errors import AEnvError, LoadError
+
+_SKIPPED_FOLDERS = {"test", "tests", "node_modules", "site-packages", "build", "dist"}
+_MACHINERY = ("/aenv/", "/importlib/")
+_SKIPPED_FILES = {"conftest.py", "setup.py", "noxfile.py"}
+
+
+def load(project: Path, registry: Registry | None = None) -> Registry:
+    """Import a project folder, or one `.py` file, into a registry.
+
+    `src/` (or the folder itself when it has none) is put on `sys.path` and stays there, so that lazy imports work.
+    Raises LoadError on the first file that does not import; nothing after it is run.
+    """
+    project = project.resolve()
+    registry = Registry() if registry is None else registry
+    root, files = _plan(project)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    token = current_registry.set(registry)
+    try:
+        for file in files:
+            _import(file, root, project if project.is_dir() else root)
+    finally:
+        current_registry.reset(token)
+    return registry
+
+
+def source_files(project: Path) -> list[Path]:
+    """The files that `load` imports, in its order."""
+    return _plan(project.resolve())[1]
+
+
+def _plan(project: Path) -> tuple[Path, list[Path]]:
+    if project.is_file() and project.suffix == ".py":
+        return project.parent, [project]
+    if not project.is_dir():
+        raise LoadError(
+            f"{str(project)!r} is neither a folder nor a .py file", hint="give the folder that holds config.json"
+        )
+    root = project / "src" if (project / "src").is_dir() else project
+    return root, sorted(_walk(root), key=lambda path: path.relative_to(root).parts)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith(("_", ".")):
+            continue
+        if path.is_dir():
+            if path.name not in _SKIPPED_FOLDERS and not (path / "pyvenv.cfg").exists():
+                yield from _walk(path)
+        elif path.suffix == ".py" and not _is_test(path.name):
+            yield path
+
+
+def _is_test(name: str) -> bool:
+    return name in _SKIPPED_FILES or name.startswith("test_") or name.endswith("_test.py")
+
+
+def _import(file: Path, root: Path, project: Path) -> None:
+    name = ".".join(file.relative_to(root).with_suffix("").parts)
+    shown = file.relative_to(project)
+    if "." in file.stem:
+        raise LoadError(f"{shown}: a module's name cannot hold a dot", hint="rename the file")
+    try:
+        module = importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # an author's module may raise anything, sys.exit included
+        raise _failure(problem, file, shown, project) from problem
+    origin = getattr(module, "__file__", None)
+    if origin is None or Path(origin).resolve() != file:
+        raise LoadError(
+            f"{shown}: the module name {name!r} belongs to {origin or 'a built-in module'}",
+            hint="rename the file, so that an import of that name is not ambiguous",
+        )
+
+
+def _failure(problem: BaseException, file: Path, shown: Path, project: Path) -> LoadError:
+    if isinstance(problem, AEnvError):
+        message, hint = f"{shown}: {problem.message}", problem.hint
+    elif isinstance(problem, SystemExit):
+        message, hint = f"{shown}: the module called sys.exit({problem.code!r}) while it was imported", None
+        hint = 'put what runs as a script under `if __name__ == "__main__":`'
+    elif isinstance(problem, ModuleNotFoundError):
+        message = f"{shown}: no module named {problem.name!r}"
+        hint = f"add it to requirements.txt and install it, or correct the import: pip install {problem.name}"
+    else:
+        message, hint = f"{shown}: {type(problem).__name__}: {problem}", None
+    return LoadError(message, hint=hint, file=str(file), traceback=author_traceback(problem, project))
+
+
+def author_traceback(problem: BaseException, project: Path | None) -> list[str]:
+    """The traceback's lines, cut to frames in the project's own files; all of them when none is."""
+    frames = problem.__traceback__
+    with contextlib.suppress(OSError):
+        linecache.checkcache()
+    shown = traceback.TracebackException(type(problem), problem, frames, compact=True)
+    own = [frame for frame in shown.stack if project is not None and _belongs(frame.filename, project)]
+    shown.stack = traceback.StackSummary.from_list(own or list(_without_ours(frames)))
+    # The chain behind it tells about machinery, not about the author's file.
+    shown.__cause__ = shown.__context__ = None
+    return [line for chunk in shown.format() for line in chunk.rstrip("\n").split("\n")]
+
+
+def _belongs(filename: str, project: Path) -> bool:
+    return Path(filename).is_relative_to(project) and "site-packages" not in filename
+
+
+def _without_ours(frames: TracebackType | None) -> Iterator[traceback.FrameSummary]:
+    for frame in traceback.extract_tb(frames):
+        if not frame.filename.startswith("<frozen") and not any(part in frame.filename for part in _MACHINERY):
+            yield frame
