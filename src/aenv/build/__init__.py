@@ -1,0 +1,1 @@
+"""A project folder: reading, scaffolding, checking, serving it for its author."""

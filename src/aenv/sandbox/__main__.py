@@ -1,0 +1,187 @@
+"""`python -m aenv.sandbox PROJECT`: serve one environment until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from aenv._util.duration import parse_duration
+from aenv._version import __version__
+from aenv.define.load import load
+from aenv.define.registry import Registry
+from aenv.errors import AEnvError, ConfigError
+from aenv.sandbox.execute import Policy
+from aenv.sandbox.http import MAX_BODY
+from aenv.sandbox.log import CapturedStream, capture
+from aenv.sandbox.loop import Loop
+from aenv.sandbox.mcp import Identity
+from aenv.sandbox.server import Options, Server, open_listener, open_unix_listener, serve, url_of
+
+_RUNTIMES = ("core", "official")
+
+
+def arguments(prog: str = "python -m aenv.sandbox", host: str = "127.0.0.1") -> argparse.ArgumentParser:
+    """The command line; the older entry point differs in its name and in where it listens."""
+    parser = argparse.ArgumentParser(prog=prog, description="Serve one environment over MCP and HTTP.")
+    parser.add_argument("project", type=Path, help="folder that holds config.json and src/, or one .py file")
+    parser.add_argument("--host", default=host, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8081, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument("--uds", type=Path, help="listen on this unix socket instead")
+    parser.add_argument("--fd", type=int, help="serve this listening socket, opened by the parent")
+    parser.add_argument("--name", help="name to report (default: the one in config.json)")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--tool-timeout", help='longest time of one call, such as "90s" (default: 1h)')
+    parser.add_argument("--tool-threads", type=int, default=256, help="sync calls at once (default: %(default)s)")
+    parser.add_argument("--max-body", type=int, default=MAX_BODY, help="largest request body (default: %(default)s)")
+    parser.add_argument("--no-traceback", action="store_true", help="keep the author's frames out of error answers")
+    parser.add_argument("--log-calls", action="store_true", help="write a line to the log for every call")
+    parser.add_argument("--runtime", choices=_RUNTIMES, help="what speaks MCP (default: mcpRuntime, or core)")
+    parser.add_argument("--inspector", action="store_true", help="serve the inspector page at /inspector")
+    parser.add_argument("--lifeline-fd", type=int, help="end when this pipe's other end is closed, with every child")
+    parser.add_argument("--ready-fd", type=int, help="write one JSON line to this descriptor when ready, or failed")
+    parser.add_argument("--version", action="version", version=f"aenv {__version__}")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; 0 after an orderly end, else the error's exit code."""
+    options = arguments().parse_args(argv)
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load, listen, serve."""
+    log, streams = capture(options.log_level)
+    try:
+        config = _config(options.project)
+        runtime = _runtime(options, config)
+        listeners = _listeners(options)
+        registry = load(options.project)
+        _check_extensions(registry, runtime)
+        _serve(options, config, registry, listeners, streams, runtime)
+    except AEnvError as error:
+        lines = [f"error: {error.message}"]
+        lines += [str(line) for line in _traceback(error)]
+        lines += [f"hint: {error.hint}"] if error.hint else []
+        log.write("ERROR", "aenv", "\n".join(lines))
+        _report(options.ready_fd, error.to_wire())
+        return error.exit_code
+    return 0
+
+
+def _serve(
+    options: argparse.Namespace,
+    config: dict[str, object],
+    registry: Registry,
+    listeners: list[socket.socket],
+    streams: list[CapturedStream],
+    runtime: type[Server],
+) -> None:
+    project = options.project.resolve()
+    limits = _block(_block(config, "deployConfig"), "sandbox")
+    timeout = options.tool_timeout or limits.get("toolTimeout") or "1h"
+    identity = Identity(
+        options.name or str(config.get("name", project.stem)),
+        str(config.get("version", "0.0.0")),
+        str(config["description"]) if config.get("description") else None,
+    )
+    server = runtime(
+        registry,
+        Options(
+            project=project if project.is_dir() else project.parent,
+            identity=identity,
+            policy=Policy(_seconds(timeout), options.tool_threads, not options.no_traceback, options.log_calls),
+            max_body=options.max_body,
+            with_inspector=options.inspector,
+        ),
+        Loop(),
+        streams,
+    )
+    ready = {
+        "url": url_of(listeners[0]),
+        "name": identity.name,
+        "version": identity.version,
+        "pid": os.getpid(),
+        "tools": [tool.name for tool in registry.visible_tools()],
+        "rewards": list(registry.rewards),
+        "functions": list(registry.functions),
+        "health": registry.health.name if registry.health else None,
+    }
+    serve(server, listeners, lambda: _report(options.ready_fd, ready), lifeline=options.lifeline_fd)
+
+
+def _runtime(options: argparse.Namespace, config: dict[str, object]) -> type[Server]:
+    """The server that speaks MCP as asked for; the official package is imported by those alone who ask for it."""
+    name = options.runtime or _block(_block(config, "deployConfig"), "sandbox").get("mcpRuntime") or "core"
+    if name not in _RUNTIMES:
+        raise ConfigError(f"deployConfig.sandbox.mcpRuntime is {name!r}", hint=f"use {' or '.join(_RUNTIMES)}")
+    if name == "core":
+        return Server
+    try:
+        official: type[Server] = import_module("aenv.sandbox.official").OfficialServer
+    except ImportError as problem:
+        raise ConfigError("the official MCP runtime needs the extra: pip install 'aenvironment[mcp]'") from problem
+    return official
+
+
+def _check_extensions(registry: Registry, runtime: type[Server]) -> None:
+    if runtime is Server and registry.mcp_extensions:
+        names = ", ".join(extension.__name__ for extension in registry.mcp_extensions)
+        raise ConfigError(
+            f"the project extends the official MCP server (@extend_mcp {names}), and runs on the built-in one",
+            hint='set "mcpRuntime": "official" in deployConfig.sandbox of config.json, or give --runtime official',
+        )
+
+
+def _listeners(options: argparse.Namespace) -> list[socket.socket]:
+    if options.fd is not None:
+        return [socket.socket(fileno=options.fd)]
+    if options.uds is not None:
+        return [open_unix_listener(options.uds)]
+    return [open_listener(options.host, options.port)]
+
+
+def _config(project: Path) -> dict[str, object]:
+    """The project's config.json, read loosely: what it says was checked before it came here."""
+    file = (project if project.is_dir() else project.parent) / "config.json"
+    if not file.is_file() and file.parent.name == "src":
+        file = file.parent.parent / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except ValueError as problem:
+        raise ConfigError(f"{file}: {problem}", hint="run `aenv validate`") from problem
+    return config if isinstance(config, dict) else {}
+
+
+def _block(config: dict[str, object], name: str) -> dict[str, object]:
+    block = config.get(name)
+    return block if isinstance(block, dict) else {}
+
+
+def _seconds(text: object) -> float:
+    try:
+        return parse_duration(str(text))
+    except ValueError as problem:
+        raise ConfigError(f"tool timeout {text!r}: {problem}") from problem
+
+
+def _traceback(error: AEnvError) -> list[object]:
+    lines = error.details.get("traceback")
+    return lines if isinstance(lines, list) else []
+
+
+def _report(descriptor: int | None, message: dict[str, object]) -> None:
+    if descriptor is not None:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as channel:
+            channel.write(json.dumps(message) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""One call of an author's function: within its time, whatever it does, and never in the way of others."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from aenv._util.ids import new_id
+from aenv.define.context import Context, MissingCapability, Notify, current_context
+from aenv.define.load import author_traceback
+from aenv.define.registry import Entry, Registry, current_registry
+from aenv.define.schema import Bound
+from aenv.errors import AEnvError, ArgumentsInvalid, ToolCancelled, ToolError, ToolFailed, ToolTimedOut
+from aenv.sandbox.encode import Result, to_result
+from aenv.sandbox.journal import Journal, fingerprint
+from aenv.sandbox.log import CapturedStream
+from aenv.sandbox.loop import Future, Loop
+from aenv.sandbox.threads import Threads
+
+logger = logging.getLogger(__name__)
+
+QUICK = 0.001
+"""A sync function that took less than this, three times in a row, is run on the loop's own thread from then on."""
+
+OnStart = Callable[[Callable[[], None]], None]
+Work = Callable[[], Any]
+Deliver = Callable[[object, BaseException | None], None]
+
+
+def _nobody(method: str, params: dict[str, object]) -> None:
+    """The caller cannot be told anything before the result."""
+
+
+@dataclass(slots=True)
+class Call:
+    """What a caller asks for, whichever protocol it speaks."""
+
+    entry: Entry
+    arguments: Mapping[str, object]
+    call_id: str | None = None
+    timeout: float | None = None
+    notify: Notify = _nobody
+    capabilities: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How calls are run: their longest time, how many sync ones at once, what a failure tells."""
+
+    timeout: float = 3600.0
+    threads: int = 256
+    show_traceback: bool = True
+    log_calls: bool = False
+
+
+class Executor:
+    """Runs calls, each once per call id: async functions on a loop of their own, sync ones in threads.
+
+    A sync function that has been quick so far is run on the server's loop, which goes on in another thread should it
+    not be quick this time. So neither `time.sleep` in a sync tool nor in an async one stops health checks, other calls
+    or time-outs, and a quick tool does not pay for the slow ones.
+    """
+
+    def __init__(self, registry: Registry, policy: Policy, loop: Loop, *, project: Path | None = None) -> None:
+        self.registry = registry
+        self.policy = policy
+        self.loop = loop
+        self.journal = Journal()
+        self.streams: list[CapturedStream] = []
+        self.pid = os.getpid()
+        self._project = project
+        self._threads = Threads(policy.threads)
+        self._author_loop: Any = None
+        self._quick: dict[Entry, int] = {}
+
+    async def call(self, call: Call, on_start: OnStart | None = None) -> Result:
+        """Run it, join it or recall it; `on_start` receives the function that cancels it.
+
+        Raises ArgumentsInvalid before anything ran; ToolError when it ran without giving a result.
+        """
+        entry = call.entry
+        if not isinstance(call.arguments, Mapping):
+            raise ArgumentsInvalid(
+                f"{entry.kind} {entry.name!r}: arguments are {type(call.arguments).__name__}, not an object",
+                hint="send a JSON object whose keys are the parameters' names",
+                fields=[],
+            )
+        if call.call_id is None:
+            return await self._run(call, new_id("call"), on_start)
+        call_id = call.call_id
+        print_ = fingerprint(entry.kind, entry.name, call.arguments)
+        return await self.journal.once(call_id, print_, lambda: self._run(call, call_id, on_start))
+
+    async def _run(self, call: Call, call_id: str, on_start: OnStart | None) -> Result:
+        entry = call.entry
+        context = Context(call_id, entry.name, notify=call.notify, capabilities=call.capabilities)
+        running = Running(self, entry, context, entry.signature.bind(call.arguments, context))
+        if on_start is not None:
+            on_start(running.cancel)
+        self._place(running)
+        return await running.result(self._limit(call))
+
+    def _place(self, running: Running) -> None:
+        """Where the call runs."""
+        entry = running.entry
+        if entry.is_async:
+            running.give_up = self.author_loop.submit(running.work, running.deliver, self.pid)
+        elif self._quick.get(entry, 0) >= 3:
+            self.loop.run_here(running)
+        else:
+            running.give_up = self._threads.submit(running.run, running.post)
+
+    @property
+    def author_loop(self) -> Any:
+        """The loop of async author code, started when first needed: asyncio takes longer to import than the server."""
+        if self._author_loop is None:
+            self._author_loop = _author_loop_class()()
+        return self._author_loop
+
+    def pace(self, entry: Entry, took: float) -> None:
+        """Remember how quick a function is."""
+        self._quick[entry] = self._quick.get(entry, 0) + 1 if took < QUICK else 0
+
+    def _limit(self, call: Call) -> float:
+        limits = (call.timeout, call.entry.timeout, self.policy.timeout)
+        return min(limit for limit in limits if limit is not None)
+
+    def failure(self, entry: Entry, problem: BaseException) -> AEnvError:
+        """What went wrong in author code, told in the author's frames."""
+        if isinstance(problem, ToolError | MissingCapability):
+            return problem
+        details: dict[str, object] = {"type": type(problem).__name__}
+        if self.policy.show_traceback:
+            details["traceback"] = author_traceback(problem, self._project)
+        if isinstance(problem, SystemExit):
+            message = f"the {entry.kind} called sys.exit({problem.code!r})"
+        elif type(problem).__name__ == "CancelledError":
+            message = f"the {entry.kind} cancelled itself"
+        else:
+            message = str(problem) or type(problem).__name__
+        return ToolFailed(message, hint=None, **details)
+
+    def close(self) -> None:
+        """End the loop of async author code; hung threads are daemons and end with the process."""
+        if self._author_loop is not None:
+            self._author_loop.close()
+
+
+class Running:
+    """A call under way: computed in whatever thread, waited for on the server's loop."""
+
+    def __init__(self, executor: Executor, entry: Entry, context: Context, bound: Bound) -> None:
+        self.entry = entry
+        self.give_up: Callable[[], None] = _nothing
+        self._executor = executor
+        self._context = context
+        self._bound = bound
+        self._took = 0.0
+        self._began = monotonic()
+        self._outcome: tuple[object, BaseException | None] = (None, None)
+        self._future: Future[tuple[object, BaseException | None]] = Future()
+
+    # in the thread that runs the author's code
+
+    def work(self) -> Any:
+        """The author's function itself."""
+        current_context.set(self._context)
+        current_registry.set(self._executor.registry)
+        return self.entry.function(*self._bound.args, **self._bound.kwargs)
+
+    def run(self) -> None:
+        """Compute the outcome of a sync function, here and now."""
+        began = monotonic()
+        try:
+            value = copy_context().run(self.work)
+            # A sync wrapper around an async function is finished where async code runs; everything else becomes a
+            # result here, because large ones take time.
+            self._outcome = (value if isinstance(value, Awaitable) else to_result(value), None)
+        except BaseException as problem:  # noqa: BLE001 - sys.exit in a tool ends the call, not the thread
+            self._outcome = (None, problem)
+        if os.getpid() != self._executor.pid:
+            # The tool forked and its child came back here: the child is not the server.
+            os._exit(0)
+        self._took = monotonic() - began
+        self._end_output()
+
+    def post(self, value: object, problem: BaseException | None) -> None:
+        """Have the loop settle what `run` computed."""
+        self._executor.loop.post(self.settle)
+
+    def deliver(self, value: object, problem: BaseException | None) -> None:
+        """Have the loop settle what async code computed."""
+        self._end_output()
+        self._outcome = (value, problem)
+        self._executor.loop.post(lambda: self._future.set(self._outcome))
+
+    def _end_output(self) -> None:
+        for stream in self._executor.streams:
+            stream.end_call(self._context.call_id)
+
+    # on the server's loop
+
+    def settle(self) -> None:
+        """Hand the outcome to whoever waits for it."""
+        self._executor.pace(self.entry, self._took)
+        self._future.set(self._outcome)
+
+    def cancel(self) -> None:
+        """The caller gives up."""
+        self._abandon(ToolCancelled(f"the caller cancelled this call of {self._context.name!r}"))
+
+    async def result(self, limit: float) -> Result:
+        """The checked result, or the failure as an error of ours."""
+        timer = self._executor.loop.later(limit, lambda: self._out_of_time(limit))
+        value, problem = await self._future
+        timer.cancel()
+        if self._executor.policy.log_calls:
+            self._log_end(problem)
+        if problem is not None:
+            raise self._executor.failure(self.entry, problem) from None
+        if not isinstance(value, Result):
+            return await self._awaited(value, limit)
+        if value.blocks is None:
+            self.entry.signature.check_result(value.value)
+        return value
+
+    def _log_end(self, problem: BaseException | None) -> None:
+        how = "ok" if problem is None else f"failed: {type(problem).__name__}: {problem}"
+        logger.info("%s %s %s, %.1f ms", self.entry.kind, self.entry.name, how, (monotonic() - self._began) * 1000)
+
+    async def _awaited(self, value: Any, limit: float) -> Result:
+        again = Running(self._executor, self.entry, self._context, self._bound)
+        again.give_up = self._executor.author_loop.submit(lambda: value, again.deliver, self._executor.pid)
+        return await again.result(limit)
+
+    def _out_of_time(self, limit: float) -> None:
+        entry = self.entry
+        self._abandon(
+            ToolTimedOut(
+                f"the {entry.kind} {entry.name!r} did not finish within {limit:g} s and was given up",
+                hint="make it faster, or raise timeout= in its decorator or toolTimeout in deployConfig.sandbox",
+                seconds=limit,
+            )
+        )
+
+    def _abandon(self, problem: ToolError) -> None:
+        self._context.is_cancelled = True
+        self.give_up()
+        self._future.set((None, problem))
+
+
+def _nothing() -> None:
+    """A call on the loop's own thread cannot be given up: the loop leaves the thread instead."""
+
+
+def _author_loop_class() -> Any:
+    return import_module("aenv.sandbox.authorloop").AuthorLoop

@@ -1,0 +1,436 @@
+"""HTTP/1.1 for the sandbox server: one protocol object per connection, no framework in between.
+
+The only module that knows the wire library. Requests of one connection are answered in their order; a handler returns
+a Response at once, or a coroutine, or opens an EventStream and writes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
+from http import HTTPStatus
+from time import gmtime, time
+from typing import Protocol
+
+import httptools
+
+from aenv._util.jsontext import dumps
+from aenv.errors import AEnvError, PayloadTooLarge, RequestError
+from aenv.sandbox.loop import Future, Loop, Timer, start
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 64 * 2**20
+MAX_HEADERS = 64 * 1024
+LINGER_SECONDS = 2.0
+PARTIAL_SECONDS = 60.0
+"""How long a request may take to arrive: a client that stops half-way must not hold a connection for ever."""
+_PIPELINE = 16
+_READ = 256 * 1024
+_CONGESTED = 4 * 2**20
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+
+
+class Response:
+    """Status, headers and body of an answer."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+
+
+def success(data: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    """The envelope around a result."""
+    return Response(status, dumps({"success": True, "data": data}), headers=headers)
+
+
+def failure(error: AEnvError, *, data: object = None, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    """The envelope around an error, with what there is to say beside it."""
+    envelope = {"success": False, **error.to_wire()} | ({} if data is None else {"data": data})
+    return Response(error.status, dumps(envelope), headers=headers)
+
+
+class Request:
+    """One request, complete with its body."""
+
+    __slots__ = ("body", "connection", "headers", "keep_alive", "method", "on_disconnect", "path", "query")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.method = ""
+        self.path = ""
+        self.query = ""
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.keep_alive = True
+        self.on_disconnect: Callable[[], None] | None = None
+
+    def open_stream(self, headers: Iterable[tuple[str, str]] = ()) -> EventStream:
+        """Answer with server-sent events; the handler then returns None when it has closed the stream."""
+        return EventStream(self, headers)
+
+
+Reply = Response | None
+Handler = Callable[[Request], Reply | Awaitable[Reply]]
+
+
+class EventStream:
+    """A response of server-sent events. What is written after the client left is dropped."""
+
+    def __init__(self, request: Request, headers: Iterable[tuple[str, str]] = ()) -> None:
+        self._connection = request.connection
+        self.is_closed = False
+        extra = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"), *headers)
+        head = _head(200, "text/event-stream", extra, keep_alive=request.keep_alive)
+        self._connection.write(head + b"transfer-encoding: chunked\r\n\r\n")
+
+    def send(self, message: bytes) -> None:
+        """One `message` event; JSON text has no line breaks, so it is one data line."""
+        self._chunk(b"event: message\r\ndata: " + message + b"\r\n\r\n")
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client reads more slowly than it is written to."""
+        return self._connection.unsent > _CONGESTED
+
+    def comment(self) -> None:
+        """Something to read for whatever closes quiet connections."""
+        self._chunk(b":\r\n\r\n")
+
+    def close(self) -> None:
+        """End the response; the connection is free for the next request."""
+        if not self.is_closed:
+            self._connection.write(b"0\r\n\r\n")
+            self.is_closed = True
+
+    def _chunk(self, data: bytes) -> None:
+        if not self.is_closed:
+            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class Host(Protocol):
+    """What connections share."""
+
+    loop: Loop
+    handler: Handler
+    connections: set[Connection]
+    max_body: int
+    is_closing: bool
+
+
+class Connection:
+    """One client's connection."""
+
+    def __init__(self, host: Host, client: socket.socket) -> None:
+        self._host = host
+        self._loop = host.loop
+        self._parser = httptools.HttpRequestParser(self)
+        self._socket: socket.socket | None = client
+        self._descriptor = client.fileno()
+        self._unsent: deque[memoryview] = deque()
+        self._request: Request | None = None
+        self._url = b""
+        self._chunks: list[bytes] = []
+        self._received = 0
+        self._header_size = 0
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
+        self._timer: Timer | None = None
+        self._is_closing = False
+        self._is_refused = False
+        self.ended: Future[None] = Future()
+        host.connections.add(self)
+        self._watch()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._current is not None
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client to read."""
+        return sum(len(part) for part in self._unsent)
+
+    def write(self, data: bytes) -> None:
+        """To the client, if it is still there; what it does not take now follows as it reads."""
+        if self._socket is None or self._is_closing:
+            return
+        if not self._unsent:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._lost()
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._unsent.append(memoryview(data))
+        self._watch()
+
+    def close(self) -> None:
+        """Hang up when everything is sent."""
+        self._is_closing = True
+        if not self._unsent:
+            self._lost()
+
+    # the loop's callback
+
+    def _ready(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush()
+        if mask & selectors.EVENT_READ and self._socket is not None:
+            self._read()
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+        elif not self._is_refused:
+            self._parse(data)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self._socket is not None:
+                part = self._unsent[0]
+                sent = self._socket.send(part)
+                if sent < len(part):
+                    self._unsent[0] = part[sent:]
+                    return
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lost()
+            return
+        if self._is_closing:
+            self._lost()
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._socket is not None:
+            reads = len(self._waiting) < _PIPELINE
+            self._loop.watch(self._descriptor, self._ready, reads=reads, writes=bool(self._unsent))
+
+    def _lost(self) -> None:
+        """The client, or we, closed it. What runs goes on unless its handler wants to know."""
+        if self._socket is None:
+            return
+        self._loop.unwatch(self._descriptor)
+        self._socket.close()
+        self._socket = None
+        self._unsent.clear()
+        self._waiting.clear()
+        self._stop_timer()
+        self._host.connections.discard(self)
+        if self._current is not None and self._current.on_disconnect is not None:
+            self._current.on_disconnect()
+        self.ended.set(None)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserCallbackError) as problem:
+            cause = problem.__context__
+            self._refuse(cause if isinstance(cause, AEnvError) else RequestError(f"not HTTP/1.1: {problem}"))
+        if self._request is not None and self._timer is None:
+            self._timer = self._loop.later(PARTIAL_SECONDS, self._too_slow)
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """A request starts."""
+        self._request = Request(self)
+        self._url = b""
+        self._chunks = []
+        self._received = self._header_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        """The target, possibly in parts."""
+        self._url += url
+        if len(self._url) > MAX_HEADERS:
+            raise _head_too_large()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; repeated ones are joined as RFC 9110 says."""
+        self._header_size += len(name) + len(value)
+        if self._header_size > MAX_HEADERS:
+            raise _head_too_large()
+        assert self._request is not None
+        headers = self._request.headers
+        key = _header_name(name)
+        text = value.decode("latin-1").rstrip(" \t")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+
+    def on_headers_complete(self) -> None:
+        """The head is there; the body may follow."""
+        assert self._request is not None
+        headers = self._request.headers
+        if (length := headers.get("content-length")) is not None and int(length) > self._host.max_body:
+            raise _too_large(self._host.max_body)
+        if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
+            raise RequestError("this server does not upgrade connections", hint="send plain HTTP/1.1")
+        if headers.get("expect", "").lower() == "100-continue":
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._received += len(body)
+        if self._received > self._host.max_body:
+            raise _too_large(self._host.max_body)
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole: answer it, or let it wait for those before it."""
+        request = self._request
+        assert request is not None
+        self._request = None
+        self._stop_timer()
+        request.method = self._parser.get_method().decode("latin-1")
+        request.keep_alive = self._parser.should_keep_alive()
+        target = httptools.parse_url(self._url)
+        request.path = (target.path or b"/").decode("latin-1")
+        request.query = (target.query or b"").decode("latin-1")
+        request.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        if self._current is None:
+            self._answer(request)
+            return
+        self._waiting.append(request)
+        if len(self._waiting) >= _PIPELINE:
+            self._watch()
+
+    # answering
+
+    def _answer(self, request: Request) -> None:
+        self._current = request
+        try:
+            reply = self._host.handler(request)
+        except Exception as problem:  # noqa: BLE001 - a defect of ours becomes an answer here instead of silence
+            reply = _defect(problem)
+        if reply is None or isinstance(reply, Response):
+            self._finish(request, reply)
+        else:
+            start(reply, lambda value, problem: self._finish(request, _defect(problem) if problem else value))
+
+    def _finish(self, request: Request, response: Reply) -> None:
+        if response is not None:
+            keep_alive = request.keep_alive and not self._host.is_closing
+            body = b"" if request.method == "HEAD" else response.body
+            head = _head(response.status, response.content_type, response.headers, keep_alive=keep_alive)
+            self.write(head + b"content-length: %d\r\n\r\n" % len(response.body) + body)
+        self._current = None
+        if not request.keep_alive or self._host.is_closing:
+            self.close()
+        elif self._waiting:
+            following = self._current = self._waiting.popleft()
+            if len(self._waiting) == _PIPELINE - 1:
+                self._watch()
+            self._loop.post(lambda: self._answer(following))
+
+    def _refuse(self, error: AEnvError) -> None:
+        """Answer what cannot be parsed, and hang up: where the next request starts is unknown."""
+        self._is_refused = True
+        self._request = None
+        self._stop_timer()
+        if self._current is None:
+            response = failure(error)
+            head = _head(response.status, response.content_type, (), keep_alive=False)
+            self.write(head + b"content-length: %d\r\n\r\n" % len(response.body) + response.body)
+        # A client that is still sending would lose the answer to a reset if we closed at once: read on, for a while.
+        self._loop.later(LINGER_SECONDS, self.close)
+        if self._socket is not None and not self._unsent:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        self._refuse(_Slow(f"the request did not arrive within {PARTIAL_SECONDS:g} s"))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Slow(RequestError):
+    code, status = "request.too_slow", 408
+
+
+class _HeadTooLarge(RequestError):
+    code, status = "request.head_too_large", 431
+
+
+class InternalError(AEnvError):
+    """A defect of ours, not of the author's code."""
+
+    code, status = "server.defect", 500
+
+
+def _defect(problem: Exception) -> Response:
+    if isinstance(problem, AEnvError):
+        return failure(problem)
+    logger.error("a request ended in a defect of the server", exc_info=problem)
+    return failure(InternalError("the sandbox server failed to answer", hint="see the instance log, and report it"))
+
+
+def _head_too_large() -> RequestError:
+    return _HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes")
+
+
+@lru_cache(maxsize=256)
+def _header_name(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the request body is larger than {limit} bytes", hint="send less, or raise --max-body", limit=limit
+    )
+
+
+def _head(status: int, content_type: str, headers: Iterable[tuple[str, str]], *, keep_alive: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\ndate: {_date(int(time()))}\r\n"]
+    if content_type:
+        lines.append(f"content-type: {content_type}\r\n")
+    lines.extend(f"{name}: {value}\r\n" for name, value in headers)
+    if not keep_alive:
+        lines.append("connection: close\r\n")
+    return "".join(lines).encode("latin-1")
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """The Date header's value, made once a second; strftime would speak the author's locale."""
+    at = gmtime(second)
+    clock = f"{at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d}"
+    return f"{_DAYS[at.tm_wday]}, {at.tm_mday:02d} {_MONTHS[at.tm_mon - 1]} {at.tm_year} {clock} GMT"

@@ -1,0 +1,445 @@
+"""The MCP endpoint: tools, progress, logging, cancellation, for every published revision, on `/mcp`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from aenv._util.ids import new_id
+from aenv._util.jsontext import dumps
+from aenv._util.nearest import did_you_mean
+from aenv.define.context import MissingCapability
+from aenv.define.registry import Tool
+from aenv.errors import AEnvError, CallConflict, CallForgotten, ToolCancelled, ToolFailed
+from aenv.sandbox import era, jsonrpc
+from aenv.sandbox.encode import Result, fragment, text_of, to_json
+from aenv.sandbox.execute import Call, Executor
+from aenv.sandbox.http import EventStream, Reply, Request, Response
+from aenv.sandbox.jsonrpc import Message, RpcError
+from aenv.sandbox.loop import Loop
+from aenv.sandbox.sessions import Session, Sessions, Streams
+
+CALL_ID_KEY = "aenv/callId"
+TIMEOUT_KEY = "aenv/timeout"
+ERROR_KEY = "aenv/error"
+SESSION_HEADER = "mcp-session-id"
+_FRESH_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the server says it is."""
+
+    name: str
+    version: str
+    description: str | None = None
+
+
+class Mcp:
+    """Answers requests to `/mcp` from one registry through one executor."""
+
+    def __init__(self, executor: Executor, identity: Identity, loop: Loop) -> None:
+        self._executor = executor
+        self._registry = executor.registry
+        self._identity = identity
+        self._sessions = Sessions()
+        self._news = Streams(loop)
+        self._filters: dict[EventStream, str | int | None] = {}
+        self._loop = loop
+        self._tools: orjson.Fragment | None = None
+        self._mirrored: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._registry.on_change(self._tools_changed)
+
+    def handle(self, request: Request) -> Reply | Awaitable[Reply]:
+        """POST a message, GET a stream of news, DELETE a session."""
+        if request.method == "POST":
+            return self._post(request)
+        if request.method == "GET":
+            return self._get(request)
+        if request.method == "DELETE":
+            return self._delete(request)
+        return _refused(RpcError(jsonrpc.INVALID_REQUEST, "use POST, GET or DELETE", status=405), allow=True)
+
+    def close(self) -> None:
+        """Let the clients that wait for news go."""
+        self._news.close()
+
+    def _post(self, request: Request) -> Reply | Awaitable[Reply]:
+        id_ = None
+        try:
+            _check_content(request)
+            message = jsonrpc.parse(request.body)
+            id_ = message.id
+            if era.is_modern(request.headers, message):
+                return self._modern(request, message)
+            return self._legacy(request, message)
+        except RpcError as problem:
+            return _refused(problem, id_ if id_ is not None else jsonrpc.known_id(request.body))
+
+    # revision 2026-07-28
+
+    def _modern(self, request: Request, message: Message) -> Reply | Awaitable[Reply]:
+        if message.id is None:
+            return Response(202, content_type="")
+        era.check_modern(request.headers, message)
+        if message.method == "tools/call":
+            return self._modern_call(request, message)
+        if message.method == "subscriptions/listen":
+            return self._listen(request, message)
+        if message.method == "server/discover":
+            value = {
+                "supportedVersions": list(era.SUPPORTED),
+                "capabilities": _CAPABILITIES,
+                **({"instructions": self._identity.description} if self._identity.description else {}),
+            }
+        elif message.method == "tools/list":
+            _check_cursor(message)
+            value = {"tools": self._tool_list()}
+        else:
+            raise RpcError(jsonrpc.METHOD_NOT_FOUND, f"method not found: {message.method}", status=404)
+        hints = {"resultType": "complete", "ttlMs": _FRESH_MS, "cacheScope": "public", "_meta": self._signature()}
+        return Response(body=jsonrpc.result(message.id, value | hints))
+
+    def _modern_call(self, request: Request, message: Message) -> Awaitable[Reply]:
+        level = message.meta.get(era.LOG_LEVEL_KEY)
+        threshold = None if level is None else era.check_log_level(level)
+        tool = self._tool(message)
+        if tool is None:
+            raise RpcError(jsonrpc.INVALID_PARAMS, self._unknown(message.params.get("name")), status=200)
+        self._check_mirrored(request, tool, message)
+        capabilities = message.meta[era.CAPABILITIES_KEY]
+        exchange = _Exchange(request, message, threshold, self._loop)
+        return self._call(exchange, tool, capabilities, modern=True)
+
+    def _check_mirrored(self, request: Request, tool: Tool, message: Message) -> None:
+        if tool.name not in self._mirrored:
+            self._mirrored[tool.name] = era.mirrored_parameters(tool.signature.input_schema)
+        if mirrored := self._mirrored[tool.name]:
+            era.check_mirrored(request.headers, mirrored, message.params.get("arguments"))
+
+    async def _listen(self, request: Request, message: Message) -> Reply:
+        wanted = message.params.get("notifications")
+        if not isinstance(wanted, dict):
+            return _refused(RpcError(jsonrpc.INVALID_PARAMS, "params.notifications must be an object"), message.id)
+        honoured = {"toolsListChanged": True} if wanted.get("toolsListChanged") is True else {}
+        stream = request.open_stream()
+        meta = {era.SUBSCRIPTION_KEY: message.id}
+        acknowledged = {"notifications": honoured, "_meta": meta}
+        stream.send(jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged))
+        if honoured:
+            self._filters[stream] = message.id
+        try:
+            await self._news.hold(request, stream)
+        finally:
+            self._filters.pop(stream, None)
+        return None
+
+    # revisions with sessions
+
+    def _legacy(self, request: Request, message: Message) -> Reply | Awaitable[Reply]:
+        if message.method == "initialize":
+            return self._initialize(message)
+        era.check_legacy(request.headers)
+        session = self._session(request)
+        if message.id is None or message.method is None:
+            self._noticed(session, message)
+            return Response(202, content_type="")
+        if message.method == "tools/call":
+            return self._legacy_call(request, message, session)
+        return Response(body=jsonrpc.result(message.id, self._legacy_result(message, session)))
+
+    def _legacy_result(self, message: Message, session: Session | None) -> object:
+        if message.method == "tools/list":
+            _check_cursor(message)
+            return {"tools": self._tool_list()}
+        if message.method == "ping":
+            return {}
+        if message.method == "logging/setLevel":
+            level = era.check_log_level(message.params.get("level"))
+            if session is not None:
+                session.log_level = level
+            return {}
+        raise RpcError(jsonrpc.METHOD_NOT_FOUND, f"method not found: {message.method}", status=200)
+
+    def _initialize(self, message: Message) -> Reply:
+        asked = message.params.get("protocolVersion")
+        if not isinstance(asked, str):
+            raise RpcError(jsonrpc.INVALID_PARAMS, "params.protocolVersion must be text")
+        version = asked if asked in era.LEGACY else era.LEGACY[0]
+        capabilities = message.params.get("capabilities")
+        session = Session(new_id("mcp"), version, capabilities if isinstance(capabilities, dict) else {})
+        self._sessions.add(session)
+        value: dict[str, object] = {
+            "protocolVersion": version,
+            "capabilities": _CAPABILITIES,
+            "serverInfo": {"name": self._identity.name, "version": self._identity.version},
+        }
+        if self._identity.description:
+            value["instructions"] = self._identity.description
+        return Response(body=jsonrpc.result(message.id, value), headers=[(SESSION_HEADER, session.id)])
+
+    def _session(self, request: Request) -> Session | None:
+        """The caller's session; a caller that names none is served all the same, one that names a lost one is told."""
+        id_ = request.headers.get(SESSION_HEADER)
+        if id_ is None:
+            return None
+        session = self._sessions.get(id_)
+        if session is None:
+            raise RpcError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        return session
+
+    def _noticed(self, session: Session | None, message: Message) -> None:
+        if message.method == "notifications/cancelled" and session is not None:
+            cancelled = message.params.get("requestId")
+            if isinstance(cancelled, str | int) and (cancel := session.cancels.get(cancelled)) is not None:
+                cancel()
+
+    def _legacy_call(self, request: Request, message: Message, session: Session | None) -> Awaitable[Reply]:
+        tool = self._tool(message)
+        level = "debug" if session is None else session.log_level
+        exchange = _Exchange(request, message, level, self._loop)
+        if tool is None:
+            # The model that invented the name reads this and goes on; an error would end its episode.
+            return _immediately(exchange.reply(_failed(self._unknown(message.params.get("name")))))
+        return self._call(exchange, tool, session.capabilities if session else {}, modern=False, session=session)
+
+    def _get(self, request: Request) -> Reply | Awaitable[Reply]:
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            problem = RpcError(
+                jsonrpc.INVALID_REQUEST, "Not Acceptable: Client must accept text/event-stream", status=406
+            )
+            return _refused(problem)
+        if request.headers.get("mcp-protocol-version") == era.MODERN or SESSION_HEADER not in request.headers:
+            problem = RpcError(jsonrpc.INVALID_REQUEST, "there is no stream without a session", status=405)
+            return _refused(problem, allow=True)
+        try:
+            self._session(request)
+        except RpcError as problem:
+            return _refused(problem)
+        return self._wait(request)
+
+    async def _wait(self, request: Request) -> Reply:
+        stream = request.open_stream([(SESSION_HEADER, request.headers[SESSION_HEADER])])
+        self._filters[stream] = None
+        try:
+            await self._news.hold(request, stream)
+        finally:
+            self._filters.pop(stream, None)
+        return None
+
+    def _delete(self, request: Request) -> Reply:
+        id_ = request.headers.get(SESSION_HEADER)
+        if id_ is None:
+            return _refused(RpcError(jsonrpc.INVALID_REQUEST, f"the {SESSION_HEADER} header is missing"))
+        if not self._sessions.end(id_):
+            return _refused(RpcError(jsonrpc.INVALID_REQUEST, "Session not found", status=404))
+        return Response(200, content_type="")
+
+    # tools, for both eras
+
+    async def _call(
+        self,
+        exchange: _Exchange,
+        tool: Tool,
+        capabilities: dict[str, object],
+        *,
+        modern: bool,
+        session: Session | None = None,
+    ) -> Reply:
+        message = exchange.message
+        try:
+            call = _read_call(tool, message, exchange, capabilities)
+        except RpcError as problem:
+            return exchange.reply_error(problem)
+
+        def on_start(cancel: Callable[[], None]) -> None:
+            if session is not None and message.id is not None:
+                session.cancels[message.id] = cancel
+            if modern and call.call_id is None:
+                # In this revision a client that hangs up means it; one that named its call may come back for it.
+                exchange.request.on_disconnect = cancel
+
+        try:
+            value = await self._outcome(call, tool, on_start)
+        except RpcError as problem:
+            return exchange.reply_error(problem)
+        finally:
+            if session is not None and message.id is not None:
+                session.cancels.pop(message.id, None)
+        if modern:
+            value["resultType"] = "complete"
+        return exchange.reply(value)
+
+    async def _outcome(self, call: Call, tool: Tool, on_start: Callable[[Callable[[], None]], None]) -> dict[str, Any]:
+        """A tool that fails is a result its model can read; what the client did wrong is a protocol error."""
+        try:
+            return _shown(tool, await self._executor.call(call, on_start))
+        except (MissingCapability, CallConflict, CallForgotten, ToolCancelled) as problem:
+            raise _protocol_error(problem) from None
+        except AEnvError as problem:
+            return _failed(_told(tool, problem), problem)
+
+    def _tool(self, message: Message) -> Tool | None:
+        name = message.params.get("name")
+        if not isinstance(name, str):
+            raise RpcError(jsonrpc.INVALID_PARAMS, "params.name must be a tool's name")
+        return self._registry.find_tool(name)
+
+    def _unknown(self, name: Any) -> str:
+        near = did_you_mean(str(name), self._registry.tools)
+        return f"Unknown tool: {name}" + (f" ({near})" if near else "")
+
+    def _tool_list(self) -> orjson.Fragment:
+        if self._tools is None:
+            self._tools = orjson.Fragment(dumps([tool.to_mcp() for tool in self._registry.visible_tools()]))
+        return self._tools
+
+    def _signature(self) -> dict[str, object]:
+        return {era.SERVER_KEY: {"name": self._identity.name, "version": self._identity.version}}
+
+    def _tools_changed(self) -> None:
+        """From whatever thread registered a tool."""
+        self._loop.post(self._tell_change)
+
+    def _tell_change(self) -> None:
+        self._tools = None
+        self._mirrored.clear()
+        method = "notifications/tools/list_changed"
+
+        def message(stream: EventStream) -> bytes | None:
+            if stream not in self._filters:
+                return None
+            subscription = self._filters[stream]
+            params = {} if subscription is None else {"_meta": {era.SUBSCRIPTION_KEY: subscription}}
+            return jsonrpc.notification(method, params)
+
+        self._news.send(message)
+
+
+_CAPABILITIES = {"tools": {"listChanged": True}, "logging": {}}
+
+
+class _Exchange:
+    """One tools/call: a plain JSON answer, or a stream if the tool has something to say before it ends."""
+
+    def __init__(self, request: Request, message: Message, threshold: str | None, loop: Loop) -> None:
+        self.request = request
+        self.message = message
+        self._threshold = None if threshold is None else era.LEVELS.index(threshold)
+        self._streams = "text/event-stream" in request.headers.get("accept", "")
+        self._token = message.meta.get("progressToken")
+        self._loop = loop
+        self._stream: EventStream | None = None
+        self._is_over = False
+
+    def notify(self, method: str, params: dict[str, object]) -> None:
+        """From the tool's own thread; refused values raise there."""
+        if not self._wants(method, params):
+            return
+        if method == "notifications/progress":
+            params = {"progressToken": self._token, **params}
+        text = jsonrpc.notification(method, to_json(params, "notification"))
+        self._loop.post(lambda: self._emit(text))
+
+    def _wants(self, method: str, params: dict[str, object]) -> bool:
+        if not self._streams:
+            return False
+        if method == "notifications/progress":
+            return self._token is not None
+        return self._threshold is not None and era.LEVELS.index(str(params["level"])) >= self._threshold
+
+    def _emit(self, text: bytes) -> None:
+        if self._is_over:
+            return
+        if self._stream is None:
+            self._stream = self.request.open_stream()
+        if not self._stream.is_congested:
+            self._stream.send(text)
+
+    def reply(self, value: dict[str, Any]) -> Reply:
+        """The result, where the client waits for it."""
+        return self._end(jsonrpc.result(self.message.id, value), 200)
+
+    def reply_error(self, problem: RpcError) -> Reply:
+        """The error, where the client waits for it."""
+        return self._end(jsonrpc.error(self.message.id, problem), problem.status)
+
+    def _end(self, text: bytes, status: int) -> Reply:
+        self._is_over = True
+        if self._stream is None:
+            return Response(status, text)
+        self._stream.send(text)
+        self._stream.close()
+        return None
+
+
+def _read_call(tool: Tool, message: Message, exchange: _Exchange, capabilities: dict[str, object]) -> Call:
+    call_id = message.meta.get(CALL_ID_KEY, exchange.request.headers.get("idempotency-key"))
+    if call_id is not None and not (isinstance(call_id, str) and 0 < len(call_id) <= 256):
+        raise RpcError(jsonrpc.INVALID_PARAMS, f"{CALL_ID_KEY!r} must be text of 1 to 256 characters")
+    timeout = message.meta.get(TIMEOUT_KEY)
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+        raise RpcError(jsonrpc.INVALID_PARAMS, f"{TIMEOUT_KEY!r} must be seconds above zero")
+    arguments = message.params.get("arguments")
+    return Call(tool, {} if arguments is None else arguments, call_id, timeout, exchange.notify, capabilities)
+
+
+def _shown(tool: Tool, result: Result) -> dict[str, Any]:
+    """The result as MCP shows it: text for the model, structured content for the program."""
+    if result.blocks is not None:
+        return {"content": result.blocks, "isError": False}
+    value = result.value
+    shown: dict[str, Any] = {"content": [] if value is None else [{"type": "text", "text": text_of(value)}]}
+    if isinstance(value, dict) and not tool.signature.wraps_result:
+        shown["structuredContent"] = fragment(result)
+    elif value is not None or tool.signature.wraps_result:
+        shown["structuredContent"] = {"result": fragment(result)}
+    shown["isError"] = False
+    return shown
+
+
+def _failed(text: str, problem: AEnvError | None = None) -> dict[str, Any]:
+    failed: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}
+    if problem is not None:
+        failed["_meta"] = {ERROR_KEY: problem.to_wire()}
+    return failed
+
+
+def _told(tool: Tool, problem: AEnvError) -> str:
+    if isinstance(problem, ToolFailed):
+        return f"Error calling tool {tool.name!r}: {problem.message}"
+    return problem.message if problem.hint is None else f"{problem.message} (hint: {problem.hint})"
+
+
+def _protocol_error(problem: AEnvError) -> RpcError:
+    if isinstance(problem, MissingCapability):
+        needed: object = {"requiredCapabilities": {str(problem.details["capability"]): {}}}
+        return RpcError(jsonrpc.MISSING_CAPABILITY, problem.message, data=needed)
+    if isinstance(problem, ToolCancelled):
+        return RpcError(jsonrpc.REQUEST_CANCELLED, problem.message, status=200)
+    return RpcError(jsonrpc.INVALID_PARAMS, problem.message, status=problem.status, data=problem.to_wire())
+
+
+def _check_content(request: Request) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RpcError(jsonrpc.INVALID_REQUEST, "Invalid Content-Type header: send application/json")
+    accept = request.headers.get("accept", "*/*")
+    if not any(kind in accept for kind in ("application/json", "text/event-stream", "application/*", "*/*")):
+        raise RpcError(jsonrpc.INVALID_REQUEST, "accept application/json and text/event-stream", status=406)
+
+
+def _check_cursor(message: Message) -> None:
+    if message.params.get("cursor") is not None:
+        raise RpcError(jsonrpc.INVALID_PARAMS, "unknown cursor: the list has one page", status=200)
+
+
+def _refused(problem: RpcError, id_: str | int | None = None, *, allow: bool = False) -> Response:
+    headers = [("allow", "POST, GET, DELETE")] if allow else []
+    return Response(problem.status, jsonrpc.error(id_, problem), headers=headers)
+
+
+async def _immediately(reply: Reply) -> Reply:
+    return reply

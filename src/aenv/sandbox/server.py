@@ -1,0 +1,247 @@
+"""The sandbox server put together: load the project, listen, answer, end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aenv.define.registry import Registry
+from aenv.errors import AddressError, RequestError
+from aenv.sandbox.execute import Executor, Policy
+from aenv.sandbox.http import MAX_BODY, Connection, Handler, Reply, Request, Response, failure
+from aenv.sandbox.log import CapturedStream
+from aenv.sandbox.loop import Loop
+from aenv.sandbox.mcp import Identity, Mcp
+from aenv.sandbox.routes import Routes
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+_BACKLOG = 1024
+_ACCEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a project is served."""
+
+    project: Path | None
+    identity: Identity
+    policy: Policy = field(default_factory=Policy)
+    max_body: int = MAX_BODY
+    with_inspector: bool = False
+
+
+class ForbiddenOrigin(RequestError):
+    """A browser page of somewhere else asks, or a name that is not ours was asked."""
+
+    code, status = "request.forbidden_origin", 403
+
+
+class Server:
+    """Serves one registry on listening sockets that were opened before."""
+
+    def __init__(
+        self, registry: Registry, options: Options, loop: Loop, streams: list[CapturedStream] | None = None
+    ) -> None:
+        self.loop = loop
+        self.executor = Executor(registry, options.policy, loop, project=options.project)
+        self.executor.streams = streams or []
+        self._mcp = Mcp(self.executor, options.identity, loop)
+        self._routes = Routes(self.executor, options.identity, self._mcp.handle)
+        if options.with_inspector:
+            # Only authors want the page, and importlib.resources takes a while to load.
+            import_module("aenv.sandbox.inspector").add_to(self._routes)
+        self._listeners: list[socket.socket] = []
+        self._only_loopback = False
+        self.handler: Handler = self._handle
+        self.connections: set[Connection] = set()
+        self.max_body = options.max_body
+        self.is_closing = False
+
+    def start(self, listeners: list[socket.socket]) -> None:
+        """Answer on these sockets from now on."""
+        self._listeners = listeners
+        self._only_loopback = all(_is_loopback(listener) for listener in listeners)
+        for listener in listeners:
+            listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            self.loop.watch(listener.fileno(), partial(self._accept, listener))
+        descriptors = [listener.fileno() for listener in listeners]
+        # A child that author code forks must not hold the port after the server is gone.
+        os.register_at_fork(after_in_child=lambda: _close_all(descriptors))
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Take no new requests, let those under way finish within `grace`, then hang up and end the loop."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        for listener in self._listeners:
+            self.loop.unwatch(listener.fileno())
+            listener.close()
+        self._mcp.close()
+        for connection in list(self.connections):
+            if connection.is_busy:
+                connection.ended.then(self._end_if_idle)
+            else:
+                connection.close()
+        self.loop.later(grace, self._end)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if not self.connections:
+            self._end()
+
+    def _end(self) -> None:
+        self.executor.close()
+        self.loop.stop()
+
+    def _accept(self, listener: socket.socket, mask: int) -> None:
+        for _ in range(_ACCEPT):
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                # Nobody waits any more, or the one who did has left, or there is no descriptor to be had for it.
+                return
+            client.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            if client.family != socket.AF_UNIX:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            Connection(self, client)
+
+    def _handle(self, request: Request) -> Reply | Awaitable[Reply]:
+        if (refusal := self._foreign(request)) is not None:
+            return refusal
+        return self._routes.handle(request)
+
+    def _foreign(self, request: Request) -> Response | None:
+        """Keep web pages out: a page elsewhere may make a browser send requests here, also by rebinding its name."""
+        host = request.headers.get("host", "")
+        if self._only_loopback and host and not _names_loopback(host):
+            return failure(ForbiddenOrigin(f"this server is not {host!r}", hint="ask for localhost"))
+        origin = request.headers.get("origin")
+        if origin is not None and not _is_own_origin(origin, host):
+            return failure(ForbiddenOrigin(f"requests of pages from {origin!r} are not served"))
+        return None
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens; AddressError says who holds the port if that can be known."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as problem:
+        raise AddressError(
+            f"the host {host!r} is not known here: {problem.strerror}", hint="try 127.0.0.1"
+        ) from problem
+    family, kind, protocol, _, address = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as problem:
+        listener.close()
+        raise AddressError(
+            f"cannot listen on {host}:{port}: {os.strerror(problem.errno or 0).lower()}",
+            hint="end the other program, or choose another port with --port",
+        ) from problem
+    return listener
+
+
+def open_unix_listener(path: Path) -> socket.socket:
+    """A unix socket that listens; a stale file of a server that is gone is replaced, a live one is not."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except OSError as problem:
+        listener.close()
+        raise AddressError(
+            f"cannot listen on {str(path)!r}: {os.strerror(problem.errno or 0).lower()}",
+            hint="choose another path with --uds",
+        ) from problem
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """How a client on this machine reaches the socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    server: Server, listeners: list[socket.socket], ready: Callable[[], None], *, lifeline: int | None = None
+) -> None:
+    """Serve until SIGTERM, SIGINT or the end of the lifeline; `ready` is called when the sockets are being answered."""
+
+    def ask(number: int, frame: object) -> None:
+        server.loop.post(server.stop)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+
+    def started() -> None:
+        server.start(listeners)
+        if lifeline is not None:
+            server.loop.watch(lifeline, lambda mask: _follow_owner())
+        ready()
+
+    server.loop.run(started)
+
+
+def _follow_owner() -> None:
+    """Whoever started us is gone, and nobody else would end us or what author code left running: end all of it."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    if listener.family == socket.AF_UNIX:
+        # Who can open the file is let in; the Host header of a proxied request names somebody else.
+        return False
+    return ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _names_loopback(host: str) -> bool:
+    name = urlsplit(f"//{host}").hostname or ""
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback_address(name)
+
+
+def _is_loopback_address(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    try:
+        asked = urlsplit(origin)
+    except ValueError:
+        return False
+    return asked.netloc == host or _names_loopback(asked.netloc)
