@@ -263,10 +263,8 @@ class Loop:
             still_leads = self._term == term
             if still_leads:
                 self._busy_since = None
-        if still_leads:
-            self._guarded(job.settle)
-        else:
-            self.post(job.settle)
+        # Posted, not called: what the job itself posted, its progress, comes first.
+        self.post(job.settle)
         return still_leads
 
     def _keep_watch(self) -> None:

@@ -263,8 +263,9 @@ class _Relay(EventStream):
     """A stream of events that were written out elsewhere."""
 
     def relay(self, events: bytes) -> None:
-        """Pass them on as they are."""
-        self._chunk(events)
+        """Pass them on as they are; a chunk of no bytes would end the response."""
+        if events:
+            self._chunk(events)
 
 
 _OWN_HEADERS = {"content-type", "content-length", "cache-control", "connection", "x-accel-buffering"}
