@@ -19,6 +19,7 @@ def register_tool(
     description: str | None = None,
     annotations: Mapping[str, object] | None = None,
     timeout: float | None = None,
+    input_schema: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def register_tool(
     function: Callable[..., Any] | None = None,
@@ -28,6 +29,7 @@ def register_tool(
     description: str | None = None,
     annotations: Mapping[str, object] | None = None,
     timeout: float | None = None,
+    input_schema: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Make a function a tool that agents call over MCP.
 
@@ -36,10 +38,19 @@ def register_tool(
         description: What a language model reads; the docstring otherwise.
         annotations: MCP hints: title, readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
         timeout: Seconds after which a call is reported as timed out.
+        input_schema: A JSON Schema to publish instead of the one from the annotations, for a function that takes
+            `**kwargs` on behalf of something that has a schema already. Arguments are checked by the function alone.
     """
 
     def register(target: F) -> F:
-        get_registry().add_tool(target, name=name, description=description, annotations=annotations, timeout=timeout)
+        get_registry().add_tool(
+            target,
+            name=name,
+            description=description,
+            annotations=annotations,
+            timeout=timeout,
+            input_schema=input_schema,
+        )
         return target
 
     return register if function is None else register(function)

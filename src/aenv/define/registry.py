@@ -40,6 +40,12 @@ class Tool(Entry):
 
     annotations: Mapping[str, object] = field(default_factory=dict)
     hidden: bool = False
+    own_schema: Mapping[str, Any] | None = None
+
+    @property
+    def input_schema(self) -> Mapping[str, Any]:
+        """What callers are told to send: the author's own schema, or the one of the signature."""
+        return self.signature.input_schema if self.own_schema is None else self.own_schema
 
     def to_mcp(self) -> dict[str, object]:
         """The tool as `tools/list` shows it."""
@@ -48,7 +54,7 @@ class Tool(Entry):
             shown["title"] = self.annotations["title"]
         if self.description is not None:
             shown["description"] = self.description
-        shown["inputSchema"] = self.signature.input_schema
+        shown["inputSchema"] = self.input_schema
         if self.signature.output_schema is not None:
             shown["outputSchema"] = self.signature.output_schema
         if self.annotations:
@@ -116,10 +122,20 @@ class Registry:
         annotations: Mapping[str, object] | None = None,
         timeout: float | None = None,
         hidden: bool = False,
+        input_schema: Mapping[str, Any] | None = None,
     ) -> Tool:
         """Register a tool; DefinitionError when its name is taken or its signature cannot be expressed."""
         base = _entry("tool", function, name, description, timeout)
-        tool = Tool(*base, annotations=_checked_annotations(base[1], annotations or {}), hidden=hidden)
+        if input_schema is not None and input_schema.get("type") != "object":
+            raise DefinitionError(
+                f"tool {base[1]!r}: input_schema does not describe an object", hint='it needs "type": "object"'
+            )
+        tool = Tool(
+            *base,
+            annotations=_checked_annotations(base[1], annotations or {}),
+            hidden=hidden,
+            own_schema=input_schema,
+        )
         self._put(self.tools, tool)
         # An older caller knows the function's name, under which tools were served whatever `name` said.
         self._aliases.setdefault(function.__name__, tool.name)

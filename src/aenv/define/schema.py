@@ -7,27 +7,15 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic.errors import PydanticUserError
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from aenv.define.content import Audio, File, Image
 from aenv.define.context import Context
-from aenv.define.tidy import tidy
-from aenv.errors import ArgumentsInvalid, DefinitionError, ResultInvalid
+from aenv.define.plain import EMPTY, UNSURE, Kind, Parameter, kind_of, plain_arguments
+from aenv.errors import DefinitionError
 
 JSON = dict[str, Any]
 _SECTIONS = ("Args:", "Arguments:", "Parameters", "Params:", ":param", "@param")
-_EXPRESSIBLE = "str, int, float, bool, list, dict, Optional, Literal, Enum, dataclasses, TypedDict and Pydantic models"
-
-
-_ALTERNATIVES: dict[str | None, str] = {
-    "typed-dict-version": "on Python before 3.12 take TypedDict from typing_extensions"
-}
 
 
 class Bound(NamedTuple):
@@ -37,16 +25,16 @@ class Bound(NamedTuple):
     kwargs: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    name: str
-    field: str
-    positional_only: bool
+class _Arguments(Protocol):
+    def schema(self) -> JSON: ...
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-class _Generate(GenerateJsonSchema):
-    # A default that JSON cannot show is left out of the schema; the function still has it.
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own declaration
+class _Result(Protocol):
+    def schema(self) -> JSON: ...
+
+    def check(self, value: object) -> None: ...
 
 
 class Signature:
@@ -54,19 +42,19 @@ class Signature:
 
     def __init__(self, function: Callable[..., object], *, label: str) -> None:
         self.label = label
-        hints = _hints(function, label)
         self.context_parameter: str | None = None
         self._takes_extra = False
-        self._parameters: list[_Parameter] = []
-        fields = self._fields(function, hints)
-        model = _arguments_model(label, fields, takes_extra=self._takes_extra)
-        self._validate: Callable[[object], BaseModel] = model.__pydantic_validator__.validate_python
-        self.input_schema = _json_schema(label, model, fields)
-        self.output_schema: JSON | None = None
-        self.wraps_result = False
-        self._result: TypeAdapter[Any] | None = None
+        hints = _hints(function, label)
+        self._parameters = self._read(function, hints)
+        self._positional = [parameter.name for parameter in self._parameters if parameter.positional_only]
+        self._plain = None if self._takes_extra else plain_arguments(self._parameters)
+        self._model: _Arguments | None = None
+        self.input_schema = (self._plain or self._full()).schema()
         self._returns = hints.get("return", Any)
-        self._describe_result()
+        self._result_kind: Kind | None = None
+        self._result: _Result | None = None
+        self.wraps_result = False
+        self.output_schema = self._describe_result()
 
     @property
     def parameter_names(self) -> list[str]:
@@ -75,109 +63,67 @@ class Signature:
 
     def bind(self, arguments: Mapping[str, object], context: Context | None = None) -> Bound:
         """The arguments checked and converted; raises ArgumentsInvalid with every field that is wrong."""
-        try:
-            checked = self._validate(arguments)
-        except ValidationError as wrong:
-            raise self._refusal(wrong) from None
-        args: list[object] = []
-        kwargs: dict[str, object] = {}
-        values = checked.__dict__
-        for parameter in self._parameters:
-            if parameter.positional_only:
-                args.append(values[parameter.field])
-            else:
-                kwargs[parameter.name] = values[parameter.field]
-        if self._takes_extra:
-            kwargs.update(checked.model_extra or {})
+        values = None if self._plain is None else self._plain.check(arguments)
+        if values is None:
+            values = self._full().check(arguments)
+        args = tuple(values.pop(name) for name in self._positional)
         if self.context_parameter is not None:
-            kwargs[self.context_parameter] = context or Context()
-        return Bound(tuple(args), kwargs)
+            values[self.context_parameter] = context or Context()
+        return Bound(args, values)
 
     def check_result(self, value: object) -> None:
         """Refuse a JSON value that the return annotation, and so the published schema, does not allow."""
-        if self._result is None:
-            return
-        try:
-            self._result.validate_python(value)
-        except ValidationError as wrong:
-            first = wrong.errors(include_url=False)[0]
-            path = "".join(f"[{step!r}]" for step in first["loc"])
-            raise ResultInvalid(
-                f"{self.label} returned a value that its annotation {_name(self._returns)} does not allow: "
-                f"result{path}: {first['msg']}, got {_short(first['input'])}",
-                hint="return what the annotation says, or correct the annotation",
-            ) from None
+        if self._result_kind is not None:
+            if self._result_kind.accept(value) is not UNSURE:
+                return
+            self._result = self._result or _models().ModelResult(self.label, self._returns)
+        if self._result is not None:
+            self._result.check(value)
 
-    def _fields(self, function: Callable[..., object], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def _full(self) -> _Arguments:
+        """The arguments as Pydantic sees them, made when they are first needed."""
+        if self._model is None:
+            self._model = _models().ModelArguments(self.label, self._parameters, takes_extra=self._takes_extra)
+        return self._model
+
+    def _read(self, function: Callable[..., object], hints: Mapping[str, Any]) -> list[Parameter]:
         described = _descriptions(function)
-        fields: dict[str, Any] = {}
-        for index, (name, parameter) in enumerate(inspect.signature(function).parameters.items()):
+        found: list[Parameter] = []
+        for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 raise DefinitionError(
                     f"{self.label}: parameter '*{name}' cannot be passed by name",
                     hint=f"take a list instead: `{name}: list[str]`",
                     parameter=name,
                 )
+            annotation = hints.get(name, Any)
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._takes_extra = True
-                continue
-            annotation = hints.get(name, Any)
-            if annotation is Context or Context in typing.get_args(annotation):
+            elif annotation is Context or Context in typing.get_args(annotation):
                 self.context_parameter = name
-                continue
-            # Field names of our own: an author may call a parameter `copy` or `_x`, which a model may not.
-            field = f"p{index}"
-            self._parameters.append(_Parameter(name, field, parameter.kind is parameter.POSITIONAL_ONLY))
-            fields[field] = (annotation, _field_info(name, parameter, annotation, described.get(name)))
-        return fields
+            else:
+                default = EMPTY if parameter.default is parameter.empty else parameter.default
+                positional_only = parameter.kind is parameter.POSITIONAL_ONLY
+                found.append(Parameter(name, annotation, default, described.get(name), positional_only))
+        return found
 
-    def _describe_result(self) -> None:
-        if self._returns in (Any, None, type(None), inspect.Signature.empty) or _mentions_content(self._returns):
-            return
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(self._returns)
-            schema = tidy(adapter.json_schema(mode="serialization", schema_generator=_Generate))
-        except PydanticUserError:
-            return
-        self._result = adapter
+    def _describe_result(self) -> JSON | None:
+        if self._returns in (Any, None, type(None)) or _mentions_content(self._returns):
+            return None
+        self._result_kind = kind_of(self._returns)
+        if self._result_kind is not None:
+            schema = self._result_kind.schema
+        else:
+            self._result = _models().describe_result(self.label, self._returns)
+            if self._result is None:
+                return None
+            schema = self._result.schema()
         self.wraps_result = schema.get("type") != "object"
-        self.output_schema = _wrapped(schema) if self.wraps_result else schema
-
-    def _refusal(self, wrong: ValidationError) -> ArgumentsInvalid:
-        fields = [
-            {"field": _path(error["loc"]), "message": _reason(error["type"], error["msg"]), "value": error["input"]}
-            for error in wrong.errors(include_url=False, include_context=False)
-        ]
-        for entry in fields:
-            if entry["message"] == _MISSING:
-                del entry["value"]
-        lines = "; ".join(f"{entry['field']}: {entry['message']}" for entry in fields)
-        known = ", ".join(self.parameter_names) or "none"
-        return ArgumentsInvalid(f"{self.label}: {lines}", hint=f"parameters are: {known}", fields=fields)
+        return _wrapped(schema) if self.wraps_result else schema
 
 
-_MISSING = "is required"
-
-
-def _reason(kind: str, message: str) -> str:
-    if kind == "missing":
-        return _MISSING
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "is not a parameter"
-    return message[:1].lower() + message[1:]
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(step) for step in location)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _name(annotation: object) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+def _models() -> Any:
+    return importlib.import_module("aenv.define.models")
 
 
 def _hints(function: Callable[..., object], label: str) -> dict[str, Any]:
@@ -197,57 +143,6 @@ def _descriptions(function: Callable[..., object]) -> dict[str, str]:
     # The parser costs 10 ms to import: only those pay who wrote a section for it.
     parser = importlib.import_module("aenv.define.docstring")
     return typing.cast("dict[str, str]", parser.parameter_descriptions(doc))
-
-
-def _field_info(name: str, parameter: inspect.Parameter, annotation: object, description: str | None) -> FieldInfo:
-    extra: JSON = {"alias": name}
-    if description and not _has_description(annotation, parameter.default):
-        extra["description"] = description
-    if isinstance(parameter.default, FieldInfo):
-        return FieldInfo.merge_field_infos(parameter.default, **extra)
-    default = ... if parameter.default is parameter.empty else parameter.default
-    return typing.cast("FieldInfo", Field(default, **extra))
-
-
-def _has_description(annotation: object, default: object) -> bool:
-    metadata = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
-    return any(isinstance(item, FieldInfo) and item.description for item in (*metadata, default))
-
-
-def _arguments_model(label: str, fields: dict[str, Any], *, takes_extra: bool) -> type[BaseModel]:
-    config = ConfigDict(extra="allow" if takes_extra else "forbid", populate_by_name=False, protected_namespaces=())
-    try:
-        return create_model("arguments", __config__=config, **fields)
-    except (PydanticUserError, TypeError) as problem:
-        raise _inexpressible(label, fields, problem) from problem
-
-
-def _json_schema(label: str, model: type[BaseModel], fields: dict[str, Any]) -> JSON:
-    try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=_Generate)
-    except PydanticUserError as problem:
-        raise _inexpressible(label, fields, problem) from problem
-    return {"type": "object", "properties": {}, **tidy(schema)}
-
-
-def _inexpressible(label: str, fields: dict[str, Any], problem: Exception) -> DefinitionError:
-    """Say which parameter it was: the model only says that one of them was."""
-    for annotation, info in fields.values():
-        if not _expressible(annotation, "validation"):
-            return DefinitionError(
-                f"{label}: parameter {info.alias!r} has the type {_name(annotation)}, which JSON cannot express",
-                hint=_ALTERNATIVES.get(getattr(problem, "code", None), f"use {_EXPRESSIBLE}"),
-                parameter=info.alias,
-            )
-    return DefinitionError(f"{label}: its parameters cannot be described: {problem}")
-
-
-def _expressible(annotation: Any, mode: JsonSchemaMode) -> bool:
-    try:
-        TypeAdapter(annotation).json_schema(mode=mode)
-    except (PydanticUserError, TypeError):
-        return False
-    return True
 
 
 def _wrapped(schema: JSON) -> JSON:

@@ -141,6 +141,20 @@ def test_mcp_annotations_are_checked(registry: Registry) -> None:
         register_tool(name="c", annotations={"readOnlyHint": "yes"})(lambda: None)
 
 
+def test_an_authors_own_schema_is_published_as_it_is(registry: Registry) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string"}}}
+
+    @register_tool(input_schema=schema)
+    def proxy(**given: object) -> dict[str, object]:
+        return given
+
+    tool = registry.tools["proxy"]
+    assert tool.to_mcp()["inputSchema"] == schema
+    assert tool.function(**tool.signature.bind({"a": "x"}).kwargs) == {"a": "x"}
+    with pytest.raises(DefinitionError, match="does not describe an object"):
+        register_tool(name="other", input_schema={"type": "array"})(proxy)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "ümlaut", "x" * 129])
 def test_unusable_names_are_refused(registry: Registry, name: str) -> None:
     with pytest.raises(DefinitionError, match="not usable"):
