@@ -85,8 +85,8 @@ def served(
     try:
         yield _await_ready(process, ready_out, project, patience)
     finally:
-        os.close(lifeline_in)
         _stop(process)
+        os.close(lifeline_in)
         reader.join(1.0)
 
 

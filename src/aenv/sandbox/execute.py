@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from aenv._util.ids import new_id
 from aenv.define.context import Context, MissingCapability, Notify, current_context
 from aenv.define.load import author_traceback
 from aenv.define.registry import Entry, Registry, current_registry
@@ -21,7 +20,7 @@ from aenv.errors import AEnvError, ArgumentsInvalid, ToolCancelled, ToolError, T
 from aenv.sandbox.encode import Result, to_result
 from aenv.sandbox.journal import Journal, fingerprint
 from aenv.sandbox.log import CapturedStream
-from aenv.sandbox.loop import Future, Loop
+from aenv.sandbox.loop import Future, Loop, Timer
 from aenv.sandbox.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -79,6 +78,9 @@ class Executor:
         self._threads = Threads(policy.threads)
         self._author_loop: Any = None
         self._quick: dict[Entry, int] = {}
+        # Ids for the log alone: nothing is reached by one, so it need not be hard to guess.
+        self._series = f"call_{os.urandom(4).hex()}_"
+        self._numbers = 0
 
     async def call(self, call: Call, on_start: OnStart | None = None) -> Result:
         """Run it, join it or recall it; `on_start` receives the function that cancels it.
@@ -93,7 +95,8 @@ class Executor:
                 fields=[],
             )
         if call.call_id is None:
-            return await self._run(call, new_id("call"), on_start)
+            self._numbers += 1
+            return await self._run(call, f"{self._series}{self._numbers}", on_start)
         call_id = call.call_id
         print_ = fingerprint(entry.kind, entry.name, call.arguments)
         return await self.journal.once(call_id, print_, lambda: self._run(call, call_id, on_start))
@@ -104,16 +107,19 @@ class Executor:
         running = Running(self, entry, context, entry.signature.bind(call.arguments, context))
         if on_start is not None:
             on_start(running.cancel)
-        self._place(running)
-        return await running.result(self._limit(call))
+        self._place(running, self._limit(call))
+        return await running.result()
 
-    def _place(self, running: Running) -> None:
+    def _place(self, running: Running, limit: float) -> None:
         """Where the call runs."""
         entry = running.entry
+        running.limit = limit
+        if not entry.is_async and self._quick.get(entry, 0) >= 3:
+            self.loop.run_here(running)
+            return
+        running.start_clock()
         if entry.is_async:
             running.give_up = self.author_loop.submit(running.work, running.deliver, self.pid)
-        elif self._quick.get(entry, 0) >= 3:
-            self.loop.run_here(running)
         else:
             running.give_up = self._threads.submit(running.run, running.post)
 
@@ -159,6 +165,8 @@ class Running:
     def __init__(self, executor: Executor, entry: Entry, context: Context, bound: Bound) -> None:
         self.entry = entry
         self.give_up: Callable[[], None] = _nothing
+        self.limit = 0.0
+        self._timer: Timer | None = None
         self._executor = executor
         self._context = context
         self._bound = bound
@@ -216,17 +224,26 @@ class Running:
         """The caller gives up."""
         self._abandon(ToolCancelled(f"the caller cancelled this call of {self._context.name!r}"))
 
-    async def result(self, limit: float) -> Result:
+    def start_clock(self) -> None:
+        """From now on the call's time runs; a quick one that keeps being quick needs no clock."""
+        self._timer = self._executor.loop.later(self.limit, self._out_of_time)
+
+    def outlasted(self) -> None:
+        """It was not quick this time: the loop left its thread to it."""
+        if not self._future.is_done:
+            self.start_clock()
+
+    async def result(self) -> Result:
         """The checked result, or the failure as an error of ours."""
-        timer = self._executor.loop.later(limit, lambda: self._out_of_time(limit))
         value, problem = await self._future
-        timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._executor.policy.log_calls:
             self._log_end(problem)
         if problem is not None:
             raise self._executor.failure(self.entry, problem) from None
         if not isinstance(value, Result):
-            return await self._awaited(value, limit)
+            return await self._awaited(value)
         if value.blocks is None:
             self.entry.signature.check_result(value.value)
         return value
@@ -235,13 +252,15 @@ class Running:
         how = "ok" if problem is None else f"failed: {type(problem).__name__}: {problem}"
         logger.info("%s %s %s, %.1f ms", self.entry.kind, self.entry.name, how, (monotonic() - self._began) * 1000)
 
-    async def _awaited(self, value: Any, limit: float) -> Result:
+    async def _awaited(self, value: Any) -> Result:
         again = Running(self._executor, self.entry, self._context, self._bound)
+        again.limit = self.limit
+        again.start_clock()
         again.give_up = self._executor.author_loop.submit(lambda: value, again.deliver, self._executor.pid)
-        return await again.result(limit)
+        return await again.result()
 
-    def _out_of_time(self, limit: float) -> None:
-        entry = self.entry
+    def _out_of_time(self) -> None:
+        entry, limit = self.entry, self.limit
         self._abandon(
             ToolTimedOut(
                 f"the {entry.kind} {entry.name!r} did not finish within {limit:g} s and was given up",

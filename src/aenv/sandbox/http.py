@@ -147,8 +147,11 @@ class Connection:
         self._request: Request | None = None
         self._url = b""
         self._chunks: list[bytes] = []
+        self._headers: list[tuple[bytes, bytes]] = []
         self._received = 0
-        self._header_size = 0
+        self._arrived = 0
+        self._head_size = 0
+        self._is_in_head = False
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
         self._timer: Timer | None = None
@@ -253,13 +256,23 @@ class Connection:
         self.ended.set(None)
 
     def _parse(self, data: bytes) -> None:
+        self._arrived = len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserCallbackError) as problem:
             cause = problem.__context__
             self._refuse(cause if isinstance(cause, AEnvError) else RequestError(f"not HTTP/1.1: {problem}"))
-        if self._request is not None and self._timer is None:
+        if self._request is not None:
+            self._await_rest(len(data))
+
+    def _await_rest(self, size: int) -> None:
+        """Part of a request is there: do not wait for the rest for ever, nor for a head without an end."""
+        if self._timer is None:
             self._timer = self._loop.later(PARTIAL_SECONDS, self._too_slow)
+            self._head_size = 0
+        self._head_size += size
+        if self._is_in_head and self._head_size > MAX_HEADERS:
+            self._refuse(_HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes"))
 
     # httptools callbacks
 
@@ -268,35 +281,34 @@ class Connection:
         self._request = Request(self)
         self._url = b""
         self._chunks = []
-        self._received = self._header_size = 0
+        self._headers = []
+        self._received = 0
+        self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         """The target, possibly in parts."""
         self._url += url
-        if len(self._url) > MAX_HEADERS:
-            raise _head_too_large()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; repeated ones are joined as RFC 9110 says."""
-        self._header_size += len(name) + len(value)
-        if self._header_size > MAX_HEADERS:
-            raise _head_too_large()
-        assert self._request is not None
-        headers = self._request.headers
-        key = _header_name(name)
-        text = value.decode("latin-1").rstrip(" \t")
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        """One header."""
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is there; the body may follow."""
         assert self._request is not None
-        headers = self._request.headers
+        headers = self._request.headers = _header_table(self._headers)
+        self._is_in_head = False
+        if self._arrived > MAX_HEADERS and self._size_of_head() > MAX_HEADERS:
+            raise _HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes")
         if (length := headers.get("content-length")) is not None and int(length) > self._host.max_body:
             raise _too_large(self._host.max_body)
         if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
             raise RequestError("this server does not upgrade connections", hint="send plain HTTP/1.1")
         if headers.get("expect", "").lower() == "100-continue":
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _size_of_head(self) -> int:
+        return len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -399,8 +411,15 @@ def _defect(problem: Exception) -> Response:
     return failure(InternalError("the sandbox server failed to answer", hint="see the instance log, and report it"))
 
 
-def _head_too_large() -> RequestError:
-    return _HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes")
+def _header_table(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; those that came more than once are joined as RFC 9110 says."""
+    table = {_header_name(name): value.decode("latin-1").rstrip(" \t") for name, value in raw}
+    if len(table) < len(raw):
+        table.clear()
+        for name, value in raw:
+            key, text = _header_name(name), value.decode("latin-1").rstrip(" \t")
+            table[key] = f"{table[key]}, {text}" if key in table else text
+    return table
 
 
 @lru_cache(maxsize=256)
@@ -415,10 +434,16 @@ def _too_large(limit: int) -> PayloadTooLarge:
 
 
 def _head(status: int, content_type: str, headers: Iterable[tuple[str, str]], *, keep_alive: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\ndate: {_date(int(time()))}\r\n"]
+    start = _start(int(time()), status, content_type, keep_alive)
+    extra = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    return start + extra.encode("latin-1") if extra else start
+
+
+@lru_cache(maxsize=64)
+def _start(second: int, status: int, content_type: str, keep_alive: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\ndate: {_date(second)}\r\n"]
     if content_type:
         lines.append(f"content-type: {content_type}\r\n")
-    lines.extend(f"{name}: {value}\r\n" for name, value in headers)
     if not keep_alive:
         lines.append("connection: close\r\n")
     return "".join(lines).encode("latin-1")
@@ -428,9 +453,8 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-@lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """The Date header's value, made once a second; strftime would speak the author's locale."""
+    """The Date header's value; strftime would speak the author's locale."""
     at = gmtime(second)
     clock = f"{at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d}"
     return f"{_DAYS[at.tm_wday]}, {at.tm_mday:02d} {_MONTHS[at.tm_mon - 1]} {at.tm_year} {clock} GMT"

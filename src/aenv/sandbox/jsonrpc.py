@@ -34,12 +34,7 @@ class Message(NamedTuple):
     method: str | None
     id: str | int | None
     params: dict[str, Any]
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The request's `_meta`, or nothing."""
-        meta = self.params.get("_meta")
-        return meta if isinstance(meta, dict) else {}
+    meta: dict[str, Any]
 
 
 def parse(body: bytes) -> Message:
@@ -52,7 +47,9 @@ def parse(body: bytes) -> Message:
         raise RpcError(INVALID_REQUEST, "the body must be one JSON-RPC message; batches are not part of MCP")
     if raw.get("jsonrpc") != "2.0":
         raise RpcError(INVALID_REQUEST, 'a message needs "jsonrpc": "2.0"')
-    return Message(_method(raw), _id(raw), _params(raw))
+    params = _params(raw)
+    meta = params.get("_meta")
+    return Message(_method(raw), _id(raw), params, meta if isinstance(meta, dict) else {})
 
 
 def _method(raw: dict[str, Any]) -> str | None:

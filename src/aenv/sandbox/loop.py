@@ -99,11 +99,17 @@ class Timer:
 
 
 class Job(Protocol):
-    """Author code for the loop's own thread: `run` computes and touches nothing of the loop; `settle` hands over."""
+    """Author code for the loop's own thread.
+
+    `run` computes and touches nothing of the loop; `settle` hands its outcome over; `outlasted` is called when the loop
+    has left the thread to it.
+    """
 
     def run(self) -> None: ...
 
     def settle(self) -> None: ...
+
+    def outlasted(self) -> None: ...
 
 
 class Loop:
@@ -122,6 +128,7 @@ class Loop:
         self._lead = threading.Lock()
         self._term = 0
         self._busy_since: float | None = None
+        self._job: Job | None = None
         self._watcher = threading.Semaphore(0)
         self._is_watched = self._has_watcher = False
         self._wake_in, self._wake_out = os.pipe()
@@ -250,6 +257,7 @@ class Loop:
     def _run_job(self, job: Job, term: int) -> bool:
         """Run it; whether this thread still leads afterwards."""
         with self._lead:
+            self._job = job
             self._busy_since = monotonic()
             wakes = not self._is_watched
             starts = wakes and not self._has_watcher
@@ -276,6 +284,8 @@ class Loop:
                 # The kernel tells nobody that another thread is still busy: looking is the only way to know.
                 sleep(PATIENCE)
                 if self._takes_over(seen):
+                    assert self._job is not None
+                    self.post(self._job.outlasted)
                     self._serve()
                     return
 

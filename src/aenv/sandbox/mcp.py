@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -116,7 +117,7 @@ class Mcp:
 
     def _check_mirrored(self, request: Request, tool: Tool, message: Message) -> None:
         if tool.name not in self._mirrored:
-            self._mirrored[tool.name] = era.mirrored_parameters(tool.signature.input_schema)
+            self._mirrored[tool.name] = era.mirrored_parameters(tool.input_schema)
         if mirrored := self._mirrored[tool.name]:
             era.check_mirrored(request.headers, mirrored, message.params.get("arguments"))
 
@@ -424,11 +425,20 @@ def _protocol_error(problem: AEnvError) -> RpcError:
 
 
 def _check_content(request: Request) -> None:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if not _is_json(request.headers.get("content-type", "")):
         raise RpcError(jsonrpc.INVALID_REQUEST, "Invalid Content-Type header: send application/json")
-    accept = request.headers.get("accept", "*/*")
-    if not any(kind in accept for kind in ("application/json", "text/event-stream", "application/*", "*/*")):
+    if not _is_acceptable(request.headers.get("accept", "*/*")):
         raise RpcError(jsonrpc.INVALID_REQUEST, "accept application/json and text/event-stream", status=406)
+
+
+@lru_cache(maxsize=64)
+def _is_json(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+@lru_cache(maxsize=64)
+def _is_acceptable(accept: str) -> bool:
+    return any(kind in accept for kind in ("application/json", "text/event-stream", "application/*", "*/*"))
 
 
 def _check_cursor(message: Message) -> None:

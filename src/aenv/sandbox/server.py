@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
@@ -227,6 +227,7 @@ def _is_loopback(listener: socket.socket) -> bool:
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
+@lru_cache(maxsize=256)
 def _names_loopback(host: str) -> bool:
     name = urlsplit(f"//{host}").hostname or ""
     return name == "localhost" or name.endswith(".localhost") or _is_loopback_address(name)
