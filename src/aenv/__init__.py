@@ -6,11 +6,14 @@ Names are loaded when first used, so that `import aenv` costs next to nothing.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from aenv._version import __version__
 
+# Type checkers take the name for true; importing it from typing would double what `import aenv` costs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from aenv.define.content import Audio, File, Image
     from aenv.define.context import Context, get_context
     from aenv.define.decorators import register_function, register_health, register_reward, register_tool

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import click
@@ -41,12 +38,13 @@ COMMANDS = {
 }
 
 
-@dataclass
 class Flags:
     """The global options; a command asks for them with `click.pass_obj`."""
 
-    debug: bool = False
-    verbose: bool = False
+    # Not a dataclass: that module takes longer to import than the rest of this one.
+    def __init__(self) -> None:
+        self.debug = False
+        self.verbose = False
 
 
 class NoSuchCommand(click.UsageError):
@@ -116,8 +114,9 @@ def cli(ctx: click.Context, verbose: bool, debug: bool) -> None:
     flags = ctx.ensure_object(Flags)
     flags.debug, flags.verbose = debug, verbose or debug
     if flags.verbose:
-        level = logging.DEBUG if debug else logging.INFO
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        level = "DEBUG" if debug else "INFO"
+        log_format = "%(levelname)s %(name)s: %(message)s"
+        importlib.import_module("logging").basicConfig(level=level, format=log_format, stream=sys.stderr)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -150,7 +149,8 @@ def _flush(code: int) -> int:
 
 def _conclude(error: Exception, flags: Flags) -> int:
     if flags.debug and not isinstance(error, click.exceptions.Abort | click.UsageError):
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        lines = importlib.import_module("traceback").format_exception(error)
+        click.echo("".join(lines), err=True, nl=False)
     match error:
         case AEnvError():
             report_error(error)
