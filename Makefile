@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help setup check test test-all demo bench docs lock format dist clean
+.PHONY: help setup check test test-unit test-all demo bench docs lock format dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ check: setup  ## format, lint, types, import rules, spelling, locks
 
 test: setup  ## the tests that need nothing but Python
 	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e tests/docs
+
+test-unit: setup  ## the quick ones
+	$(BIN)/python -m pytest tests/unit
 
 test-all: setup  ## every suite, with real parts from PyPI and npm
 	$(BIN)/python -m pytest tests
