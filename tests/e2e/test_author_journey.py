@@ -61,9 +61,10 @@ class Running:
 
 
 @contextmanager
-def running(cwd: Path, *arguments: str) -> Iterator[Running]:
+def running(cwd: Path, *arguments: str, **environ: str) -> Iterator[Running]:
     command = [AENV, "run", *arguments]
-    with subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, **environ}
+    with subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, env=env) as process:
         session = Running(process)
         try:
             yield session
@@ -162,6 +163,18 @@ def test_the_inspector_is_served_on_the_same_port(project: Path) -> None:
         with urllib.request.urlopen(page, timeout=10) as answer:
             assert b"<title>" in answer.read()
             assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_the_public_inspector_is_refused_with_the_reason_where_it_cannot_run(project: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "npx").write_text("#!/bin/sh\nexit 9\n")
+    (tools / "node").write_text("#!/bin/sh\necho v20.1.0\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    with running(project, "--port", "0", "--inspector", "mcp", PATH=f"{tools}:/usr/bin:/bin") as session:
+        session.says("the public MCP Inspector cannot be started: it needs Node 22, and here is v20.1.0")
+        assert session.call("/health")["success"] is True
 
 
 def test_the_projects_own_tests_run_against_a_fresh_instance(project: Path) -> None:

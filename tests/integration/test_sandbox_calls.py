@@ -300,6 +300,13 @@ def test_refused_arguments_leave_the_id_free(env: Environment) -> None:
     assert env.tool("add", {"key": "free"}, headers=headers).data == 1
 
 
+@pytest.mark.parametrize("key", ["", "x" * 257])
+def test_a_call_id_that_is_none_is_refused(env: Environment, key: str) -> None:
+    answer = env.tool("add", {"key": "unusable"}, headers={"idempotency-key": key})
+    assert (answer.status, answer.json["code"]) == (400, "request.invalid")
+    assert env.tool("count", {"key": "unusable"}).data == 0
+
+
 def test_rewards_and_functions_run_once_too(env: Environment) -> None:
     for path in ("/task/reward", "/functions/touch"):
         headers = {"idempotency-key": f"once {path}"}

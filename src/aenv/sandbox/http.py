@@ -142,7 +142,7 @@ class Connection:
         self._loop = host.loop
         self._parser = httptools.HttpRequestParser(self)
         self._socket: socket.socket | None = client
-        self._descriptor = client.fileno()
+        self.descriptor = client.fileno()
         self._unsent: deque[memoryview] = deque()
         self._request: Request | None = None
         self._url = b""
@@ -238,13 +238,13 @@ class Connection:
     def _watch(self) -> None:
         if self._socket is not None:
             reads = len(self._waiting) < _PIPELINE
-            self._loop.watch(self._descriptor, self._ready, reads=reads, writes=bool(self._unsent))
+            self._loop.watch(self.descriptor, self._ready, reads=reads, writes=bool(self._unsent))
 
     def _lost(self) -> None:
         """The client, or we, closed it. What runs goes on unless its handler wants to know."""
         if self._socket is None:
             return
-        self._loop.unwatch(self._descriptor)
+        self._loop.unwatch(self.descriptor)
         self._socket.close()
         self._socket = None
         self._unsent.clear()

@@ -20,6 +20,7 @@ from aenv.sandbox.mcp import Identity
 
 HEALTH_SECONDS = 10.0
 _HEALTHY = {"healthy", "success", "ok", "pass", "up"}
+_LONGEST_ID = 256
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -111,8 +112,9 @@ class Routes:
     async def _call(self, request: Request, entry: Entry, parts: Mapping[str, str]) -> Reply:
         self._last_active = time.time()
         call_id = request.headers.get("idempotency-key")
-        headers = [] if call_id is None else [("idempotency-key", call_id)]
+        headers = [] if call_id is None else [("idempotency-key", call_id[:_LONGEST_ID])]
         try:
+            _check_call_id(call_id)
             call = Call(entry, {**_arguments(request), **parts}, call_id, _timeout(request))
             result = await self._executor.call(call)
         except AEnvError as error:
@@ -275,6 +277,13 @@ def _json_if_structured(value: str) -> Any:
         except JSONDecodeError:
             return value
     return value
+
+
+def _check_call_id(call_id: str | None) -> None:
+    if call_id is not None and not 0 < len(call_id) <= _LONGEST_ID:
+        raise RequestError(
+            f"the header Idempotency-Key has {len(call_id)} characters", hint="use 1 to 256, such as a UUID"
+        )
 
 
 def _timeout(request: Request) -> float | None:

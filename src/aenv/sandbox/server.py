@@ -76,9 +76,14 @@ class Server:
         for listener in listeners:
             listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
             self.loop.watch(listener.fileno(), partial(self._accept, listener))
-        descriptors = [listener.fileno() for listener in listeners]
-        # A child that author code forks must not hold the port after the server is gone.
-        os.register_at_fork(after_in_child=lambda: _close_all(descriptors))
+        # A child that author code forks must hold neither the port nor a client after the server let go of them.
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        descriptors = [listener.fileno() for listener in self._listeners]
+        for descriptor in [*descriptors, *(connection.descriptor for connection in self.connections)]:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Take no new requests, let those under way finish within `grace`, then hang up and end the loop."""
@@ -212,12 +217,6 @@ def _follow_owner() -> None:
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
 
 
 def _is_loopback(listener: socket.socket) -> bool:

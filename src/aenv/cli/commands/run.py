@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -23,7 +26,8 @@ from aenv.cli.report import report_error
 from aenv.errors import AddressError, AEnvError
 
 LOOK_SECONDS = 0.3
-INSPECTOR_PACKAGE = "@modelcontextprotocol/inspector"
+INSPECTOR_PACKAGE = "@modelcontextprotocol/inspector@2"
+NODE = 22
 
 EXAMPLES = """
 \b
@@ -67,6 +71,8 @@ def run(work_dir: Path, host: str, port: int, quiet: bool, reloads: bool, inspec
     options = Options(host, port, quiet, inspector)
     if missing := project.missing_requirements():
         say(f"warning: not installed: {', '.join(missing)}; run `pip install -r requirements.txt`", style="yellow")
+    if not _is_loopback(host):
+        say(f"warning: whoever reaches {host} can call these tools: there is no authentication", style="yellow")
     try:
         if not reloads:
             return _serve_once(project, options)
@@ -75,6 +81,13 @@ def run(work_dir: Path, host: str, port: int, quiet: bool, reloads: bool, inspec
     except KeyboardInterrupt:
         # The way to end it: not a failure.
         return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _serve_once(project: Project, options: Options) -> int:
@@ -175,14 +188,20 @@ def _with_holder(error: StartFailed, port: int) -> AEnvError:
 def _attach_inspector(stack: ExitStack, server: Served, options: Options) -> None:
     if options.inspector != "mcp":
         return
-    npx = shutil.which("npx")
-    if npx is None:
-        say(
-            "npx is not installed, so the public MCP Inspector cannot be started; `--inspector` has our own",
-            style="red",
-        )
+    if (problem := _why_no_public_inspector()) is not None:
+        say(f"the public MCP Inspector cannot be started: {problem}; `--inspector` has our own", style="red")
         return
-    command = [npx, "--yes", INSPECTOR_PACKAGE, "--transport", "http", "--server-url", f"{server.url}/mcp"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    command = ["npx", "--yes", INSPECTOR_PACKAGE, "--transport", "http", "--server-url", f"{server.url}/mcp"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     stack.callback(process.wait)
-    stack.callback(process.terminate)
+    stack.callback(os.killpg, process.pid, signal.SIGTERM)
+
+
+def _why_no_public_inspector() -> str | None:
+    if shutil.which("npx") is None:
+        return "npx is not installed"
+    node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    major = node.lstrip("v").partition(".")[0]
+    if not major.isdigit() or int(major) < NODE:
+        return f"it needs Node {NODE}, and here is {node or 'none'}"
+    return None
