@@ -60,6 +60,7 @@ def served(
     `log` receives each line of the instance log, from a thread of its own. Raises StartFailed, or the error that the
     server itself met (a port in use, code that does not import), with nothing left behind.
     """
+    project = project.resolve()
     ready_out, ready_in = os.pipe()
     lifeline_out, lifeline_in = os.pipe()
     command = [sys.executable, "-m", "aenv.sandbox", str(project), "--host", host, "--port", str(port)]
@@ -67,6 +68,8 @@ def served(
     try:
         process = subprocess.Popen(
             command,
+            # As in the image: what author code opens by a relative path is looked for in the project.
+            cwd=project if project.is_dir() else project.parent,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -77,6 +80,10 @@ def served(
             # Its own group, so that a Ctrl-C here is told to it once, by us, and that its children can be found.
             start_new_session=True,
         )
+    except BaseException:
+        os.close(ready_out)
+        os.close(lifeline_in)
+        raise
     finally:
         os.close(ready_in)
         os.close(lifeline_out)

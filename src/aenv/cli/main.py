@@ -32,7 +32,7 @@ COMMANDS = {
     "init": Entry("aenv.cli.commands.init:init", "Create a project from a template.", "Project"),
     "run": Entry("aenv.cli.commands.run:run", "Serve a project on this machine until Ctrl-C.", "Project"),
     "test": Entry("aenv.cli.commands.test:test", "Serve a project and run its tests against it.", "Project"),
-    "validate": Entry("aenv.cli.commands.validate:validate", "Check a project without serving it.", "Project"),
+    "validate": Entry("aenv.cli.commands.validate:validate", "Check a project and say what to correct.", "Project"),
     "completion": Entry("aenv.cli.commands.completion:completion", "Print a shell's completion script.", "This tool"),
     "version": Entry("aenv.cli.commands.version:version", "Show what is installed.", "This tool"),
 }

@@ -62,7 +62,8 @@ def _walk(folder: Path) -> Iterator[Path]:
         if path.name.startswith(("_", ".")):
             continue
         if path.is_dir():
-            if path.name not in _SKIPPED_FOLDERS and not (path / "pyvenv.cfg").exists():
+            # A link may lead to a folder above it, and then there would be no end.
+            if not path.is_symlink() and path.name not in _SKIPPED_FOLDERS and not (path / "pyvenv.cfg").exists():
                 yield from _walk(path)
         elif path.suffix == ".py" and not _is_test(path.name):
             yield path
@@ -102,7 +103,8 @@ def _failure(problem: BaseException, file: Path, shown: Path, project: Path) -> 
         hint = f"add it to requirements.txt and install it, or correct the import: pip install {problem.name}"
     else:
         message, hint = f"{shown}: {type(problem).__name__}: {problem}", None
-    return LoadError(message, hint=hint, file=str(file), traceback=author_traceback(problem, project))
+    cause = problem.code if isinstance(problem, AEnvError) else type(problem).__name__
+    return LoadError(message, hint=hint, file=str(file), cause=cause, traceback=author_traceback(problem, project))
 
 
 def author_traceback(problem: BaseException, project: Path | None) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -55,16 +56,16 @@ _UNBOUNDED = 100_000
 @output_option
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
 def validate(folder: Path, level: Level, output: Output, strict: bool) -> int:
-    """Check the project in PATH and say what to correct.
+    """Check a project and say what to correct.
 
-    Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
+    PATH is its folder, the current one unless given. Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
     """
-    with _watching(folder) as note:
+    with _ending_orderly(), _watching(folder) as note:
         report = _check(folder, level, note)
     if output == "table":
         _print(report)
     else:
-        show(report.to_dict(), output=output)  # type: ignore[arg-type]  # a Report is JSON all through
+        show(report.to_dict(), output=output)
     summary = report.summary()
     return 1 if summary["error"] or (strict and summary["warning"]) else 0
 
@@ -74,6 +75,8 @@ def _check(folder: Path, level: Level, note: Note) -> Report:
         return check(folder, level=level, note=note)
     except AEnvError:
         raise
+    except OSError as problem:
+        raise CheckFailed(f"the project cannot be run here: {problem}") from problem
     except Exception as problem:  # the boundary: a slip of ours must not look like a finding about the project
         raise CheckFailed(
             f"the checks broke off with {type(problem).__name__}: {problem}",
@@ -88,14 +91,28 @@ def _watching(folder: Path) -> Iterator[Note]:
         yield lambda doing: None
         return
     display = Progress(f"checking {folder}")
-    timer = threading.Timer(PATIENCE_SECONDS, display.__enter__)
-    timer.start()
+    with ExitStack() as stack:
+        timer = threading.Timer(PATIENCE_SECONDS, stack.enter_context, [display])
+        timer.start()
+        try:
+            yield display.describe
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+@contextmanager
+def _ending_orderly() -> Iterator[None]:
+    """Let those who end us from outside, such as CI, have what we started ended too: as Ctrl-C does."""
+    # What is ignored already, as nohup does, stays ignored.
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
     try:
-        yield display.describe
+        yield
     finally:
-        timer.cancel()
-        timer.join()
-        display.__exit__(None, None, None)
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _print(report: Report) -> None:
@@ -115,28 +132,31 @@ def _layout(code: str, findings: list[Finding], width: int) -> Iterator[str]:
     yield f"{click.style(f'{severity}:', fg=_COLORS[severity], bold=True)} {click.style(code, bold=True)}"
     remedies = {finding.remedy for finding in findings}
     for finding in findings:
-        yield click.style(f"  {_plain(finding.where)}", bold=False)
-        yield from _wrap(finding.message, width, "    ")
+        first, *rest = _wrap(f"{finding.where} {finding.message}", width, "  ")
+        yield first.replace(finding.where, click.style(finding.where, bold=True), 1)
+        yield from rest
         if len(remedies) > 1:
             yield from _hint(finding.remedy, width, "    ")
     if len(remedies) == 1:
-        yield from _hint(findings[0].remedy, width, "  " if len(findings) > 1 else "    ")
+        yield from _hint(findings[0].remedy, width, "  ")
     yield ""
 
 
 def _hint(remedy: str, width: int, indent: str) -> Iterator[str]:
-    first, *rest = _wrap(f"hint: {remedy}", width, indent)
-    yield first.replace("hint:", click.style("hint:", fg="cyan"), 1)
-    yield from rest
+    if remedy:
+        first, *rest = _wrap(f"hint: {remedy}", width, indent)
+        yield first.replace("hint:", click.style("hint:", fg="cyan"), 1)
+        yield from rest
 
 
 def _wrap(text: str, width: int, indent: str) -> Iterator[str]:
     """The first line wrapped, the rest as it is: it is somebody's code."""
     first, *rest = _plain(text).split("\n")
+    deeper = f"{indent}  "
     yield from textwrap.wrap(
-        first, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) or [indent]
-    yield from (f"{indent}  {line}" for line in rest)
+        first, width, initial_indent=indent, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+    )
+    yield from (f"{deeper}{line}" for line in rest)
 
 
 def _closing(report: Report, width: int) -> Iterator[str]:

@@ -1,0 +1,6 @@
+from aenv import register_tool
+
+
+def add(a: int, b: int) -> int:
+    """The decorator was forgotten."""
+    return a + b

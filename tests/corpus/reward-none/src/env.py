@@ -1,0 +1,18 @@
+from aenv import register_reward, register_tool
+
+
+@register_tool
+def add(a: int, b: int) -> int:
+    """Add two numbers and return their sum.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+@register_reward
+def score() -> dict[str, object]:
+    """What the agent has earned."""
+    return {"score": None, "note": "not judged yet"}
