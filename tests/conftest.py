@@ -148,11 +148,13 @@ def write_project(folder: Path, source: str, config: dict[str, Any] | None = Non
     return folder
 
 
-def open_environment(project: Path, *options: str, environ: dict[str, str] | None = None) -> Environment:
+def open_environment(
+    project: Path, *options: str, environ: dict[str, str] | None = None, python: str = sys.executable
+) -> Environment:
     """Serve a project until `stop`."""
     stack = ExitStack()
     log: list[str] = []
-    running = stack.enter_context(served(project, log=log.append, options=options, environ=environ))
+    running = stack.enter_context(served(project, log=log.append, options=options, environ=environ, python=python))
     return Environment(running, log, stack)
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Environment, open_environment, write_project
+from conftest import Environment, open_environment, wait_for, write_project
 from parts import node, npm_packages, python_with
+
+from aenv.build.ports import port_holder
 
 SOURCE = '''
 from aenv import Context, Image, register_function, register_health, register_reward, register_tool
@@ -234,6 +236,7 @@ asyncio.run(main())
 def test_the_published_sdk_reaches_a_served_project(tmp_path: Path) -> None:
     """It only knows port 8081, so the environment is served there."""
     python = python_with("aenvironment-0.1.7", "aenvironment==0.1.7")
+    wait_for(lambda: port_holder(8081) is None, 60)
     environment = open_environment(write_project(tmp_path / "project", SOURCE), "--port", "8081")
     try:
         found = run([python], PUBLISHED, tmp_path, ".py", DUMMY_INSTANCE_IP="http://127.0.0.1", PATH="")

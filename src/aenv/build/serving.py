@@ -54,6 +54,7 @@ def served(
     environ: Mapping[str, str] | None = None,
     options: tuple[str, ...] = (),
     patience: float = 120.0,
+    python: str = sys.executable,
 ) -> Iterator[Served]:
     """Start it, wait until it answers, stop it and all that it started.
 
@@ -63,7 +64,7 @@ def served(
     project = project.resolve()
     ready_out, ready_in = os.pipe()
     lifeline_out, lifeline_in = os.pipe()
-    command = [sys.executable, "-m", "aenv.sandbox", str(project), "--host", host, "--port", str(port)]
+    command = [python, "-m", "aenv.sandbox", str(project), "--host", host, "--port", str(port)]
     command += ["--ready-fd", str(ready_in), "--lifeline-fd", str(lifeline_out), *options]
     try:
         process = subprocess.Popen(

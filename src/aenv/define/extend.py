@@ -16,10 +16,10 @@ def extend_mcp(function: F, /) -> F:
     """Have a function called once, at start, with the official `mcp.server.MCPServer`.
 
     It adds what the built-in server has no word for: `@server.prompt()`, `@server.resource("…")`,
-    `@server.completion()`, and `@server.tool()` for tools that ask their client something while they run. A project that
-    uses it needs `"mcpRuntime": "official"` in `deployConfig.sandbox`.
+    `@server.completion()`, and `@server.tool()` for tools that ask their client something while they run.
+    A project that uses it needs `"mcpRuntime": "official"` in `deployConfig.sandbox`.
     """
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
         raise DefinitionError(
             f"{function!r} cannot extend the MCP server", hint="write @extend_mcp directly above a plain `def`"
         )

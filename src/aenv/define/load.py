@@ -85,7 +85,7 @@ def _import(file: Path, root: Path, project: Path) -> None:
     except BaseException as problem:  # an author's module may raise anything, sys.exit included
         raise _failure(problem, file, shown, project) from problem
     origin = getattr(module, "__file__", None)
-    if origin is None or Path(origin).resolve() != file:
+    if origin is None or Path(origin).resolve() != file.resolve():
         raise LoadError(
             f"{shown}: the module name {name!r} belongs to {origin or 'a built-in module'}",
             hint="rename the file, so that an import of that name is not ambiguous",

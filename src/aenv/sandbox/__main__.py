@@ -15,12 +15,13 @@ from aenv._version import __version__
 from aenv.define.load import load
 from aenv.define.registry import Registry
 from aenv.errors import AEnvError, ConfigError
+from aenv.sandbox.endpoint import Identity, MakeEndpoint, Options
 from aenv.sandbox.execute import Policy
 from aenv.sandbox.http import MAX_BODY
 from aenv.sandbox.log import CapturedStream, capture
 from aenv.sandbox.loop import Loop
-from aenv.sandbox.mcp import Identity
-from aenv.sandbox.server import Options, Server, open_listener, open_unix_listener, serve, url_of
+from aenv.sandbox.mcp import Mcp
+from aenv.sandbox.server import Server, open_listener, open_unix_listener, serve, url_of
 
 _RUNTIMES = ("core", "official")
 
@@ -59,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
     log, streams = capture(options.log_level)
     try:
         config = _config(options.project)
-        runtime = _runtime(options, config)
+        speak = _endpoint(options, config)
         listeners = _listeners(options)
         registry = load(options.project)
-        _check_extensions(registry, runtime)
-        _serve(options, config, registry, listeners, streams, runtime)
+        _check_extensions(registry, speak)
+        _serve(options, config, registry, listeners, streams, speak)
     except AEnvError as error:
         lines = [f"error: {error.message}"]
         lines += [str(line) for line in _traceback(error)]
@@ -80,7 +81,7 @@ def _serve(
     registry: Registry,
     listeners: list[socket.socket],
     streams: list[CapturedStream],
-    runtime: type[Server],
+    speak: MakeEndpoint,
 ) -> None:
     project = options.project.resolve()
     limits = _block(_block(config, "deployConfig"), "sandbox")
@@ -90,7 +91,7 @@ def _serve(
         str(config.get("version", "0.0.0")),
         str(config["description"]) if config.get("description") else None,
     )
-    server = runtime(
+    server = Server(
         registry,
         Options(
             project=project if project.is_dir() else project.parent,
@@ -101,6 +102,7 @@ def _serve(
         ),
         Loop(),
         streams,
+        speak,
     )
     ready = {
         "url": url_of(listeners[0]),
@@ -115,22 +117,22 @@ def _serve(
     serve(server, listeners, lambda: _report(options.ready_fd, ready), lifeline=options.lifeline_fd)
 
 
-def _runtime(options: argparse.Namespace, config: dict[str, object]) -> type[Server]:
-    """The server that speaks MCP as asked for; the official package is imported by those alone who ask for it."""
+def _endpoint(options: argparse.Namespace, config: dict[str, object]) -> MakeEndpoint:
+    """Who speaks MCP; the official package is imported by those alone who ask for it."""
     name = options.runtime or _block(_block(config, "deployConfig"), "sandbox").get("mcpRuntime") or "core"
     if name not in _RUNTIMES:
         raise ConfigError(f"deployConfig.sandbox.mcpRuntime is {name!r}", hint=f"use {' or '.join(_RUNTIMES)}")
     if name == "core":
-        return Server
+        return Mcp
     try:
-        official: type[Server] = import_module("aenv.sandbox.official").OfficialServer
+        official: MakeEndpoint = import_module("aenv.sandbox.official").Official
     except ImportError as problem:
         raise ConfigError("the official MCP runtime needs the extra: pip install 'aenvironment[mcp]'") from problem
     return official
 
 
-def _check_extensions(registry: Registry, runtime: type[Server]) -> None:
-    if runtime is Server and registry.mcp_extensions:
+def _check_extensions(registry: Registry, speak: MakeEndpoint) -> None:
+    if speak is Mcp and registry.mcp_extensions:
         names = ", ".join(extension.__name__ for extension in registry.mcp_extensions)
         raise ConfigError(
             f"the project extends the official MCP server (@extend_mcp {names}), and runs on the built-in one",

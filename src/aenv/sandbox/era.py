@@ -9,9 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
-from aenv.sandbox.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION, Message, RpcError
+from aenv.sandbox.jsonrpc import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    UNSUPPORTED_VERSION,
+    Message,
+    RpcError,
+)
 
 MODERN = "2026-07-28"
 LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -26,6 +34,24 @@ SERVER_KEY = f"{PREFIX}serverInfo"
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+
+def check_media(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is not said to be JSON, and a client that can read none of our answers."""
+    if not _is_json(headers.get("content-type", "")):
+        raise RpcError(INVALID_REQUEST, "Invalid Content-Type header: send application/json")
+    if not _is_acceptable(headers.get("accept", "*/*")):
+        raise RpcError(INVALID_REQUEST, "accept application/json and text/event-stream", status=406)
+
+
+@lru_cache(maxsize=64)
+def _is_json(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+@lru_cache(maxsize=64)
+def _is_acceptable(accept: str) -> bool:
+    return any(kind in accept for kind in ("application/json", "text/event-stream", "application/*", "*/*"))
 
 
 def is_modern(headers: Mapping[str, str], message: Message) -> bool:

@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from aenv._util.ids import new_id
 from aenv._util.jsontext import dumps
-from aenv._util.nearest import did_you_mean
-from aenv.define.context import MissingCapability
 from aenv.define.registry import Tool
-from aenv.errors import AEnvError, CallConflict, CallForgotten, ToolCancelled, ToolFailed
+from aenv.errors import AEnvError
 from aenv.sandbox import era, jsonrpc
-from aenv.sandbox.encode import Result, fragment, text_of, to_json
+from aenv.sandbox.encode import to_json
+from aenv.sandbox.endpoint import Options
 from aenv.sandbox.execute import Call, Executor
 from aenv.sandbox.http import EventStream, Reply, Request, Response
 from aenv.sandbox.jsonrpc import Message, RpcError
 from aenv.sandbox.loop import Loop
+from aenv.sandbox.present import CallersFault, failed, protocol_error, read_wishes, said, shown, unknown
 from aenv.sandbox.sessions import Session, Sessions, Streams
 
-CALL_ID_KEY = "aenv/callId"
-TIMEOUT_KEY = "aenv/timeout"
-ERROR_KEY = "aenv/error"
 SESSION_HEADER = "mcp-session-id"
 _FRESH_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the server says it is."""
-
-    name: str
-    version: str
-    description: str | None = None
 
 
 class Mcp:
     """Answers requests to `/mcp` from one registry through one executor."""
 
-    def __init__(self, executor: Executor, identity: Identity, loop: Loop) -> None:
+    def __init__(self, executor: Executor, options: Options) -> None:
+        loop = executor.loop
         self._executor = executor
         self._registry = executor.registry
-        self._identity = identity
+        self._identity = options.identity
         self._sessions = Sessions()
         self._news = Streams(loop)
         self._filters: dict[EventStream, str | int | None] = {}
@@ -68,10 +55,13 @@ class Mcp:
         """Let the clients that wait for news go."""
         self._news.close()
 
+    def end(self) -> None:
+        """Nothing of its own is left to end."""
+
     def _post(self, request: Request) -> Reply | Awaitable[Reply]:
         id_ = None
         try:
-            _check_content(request)
+            era.check_media(request.headers)
             message = jsonrpc.parse(request.body)
             id_ = message.id
             if era.is_modern(request.headers, message):
@@ -109,7 +99,7 @@ class Mcp:
         threshold = None if level is None else era.check_log_level(level)
         tool = self._tool(message)
         if tool is None:
-            raise RpcError(jsonrpc.INVALID_PARAMS, self._unknown(message.params.get("name")), status=200)
+            raise RpcError(jsonrpc.INVALID_PARAMS, self._unknown(message), status=200)
         self._check_mirrored(request, tool, message)
         capabilities = message.meta[era.CAPABILITIES_KEY]
         exchange = _Exchange(request, message, threshold, self._loop)
@@ -204,7 +194,7 @@ class Mcp:
         exchange = _Exchange(request, message, level, self._loop)
         if tool is None:
             # The model that invented the name reads this and goes on; an error would end its episode.
-            return _immediately(exchange.reply(_failed(self._unknown(message.params.get("name")))))
+            return _immediately(exchange.reply(said(self._unknown(message))))
         return self._call(exchange, tool, session.capabilities if session else {}, modern=False, session=session)
 
     def _get(self, request: Request) -> Reply | Awaitable[Reply]:
@@ -277,11 +267,11 @@ class Mcp:
     async def _outcome(self, call: Call, tool: Tool, on_start: Callable[[Callable[[], None]], None]) -> dict[str, Any]:
         """A tool that fails is a result its model can read; what the client did wrong is a protocol error."""
         try:
-            return _shown(tool, await self._executor.call(call, on_start))
-        except (MissingCapability, CallConflict, CallForgotten, ToolCancelled) as problem:
-            raise _protocol_error(problem) from None
+            return shown(tool, await self._executor.call(call, on_start))
+        except CallersFault as problem:
+            raise protocol_error(problem) from None
         except AEnvError as problem:
-            return _failed(_told(tool, problem), problem)
+            return failed(tool, problem)
 
     def _tool(self, message: Message) -> Tool | None:
         name = message.params.get("name")
@@ -289,9 +279,8 @@ class Mcp:
             raise RpcError(jsonrpc.INVALID_PARAMS, "params.name must be a tool's name")
         return self._registry.find_tool(name)
 
-    def _unknown(self, name: Any) -> str:
-        near = did_you_mean(str(name), self._registry.tools)
-        return f"Unknown tool: {name}" + (f" ({near})" if near else "")
+    def _unknown(self, message: Message) -> str:
+        return unknown(message.params.get("name"), self._registry.tools)
 
     def _tool_list(self) -> orjson.Fragment:
         if self._tools is None:
@@ -378,67 +367,9 @@ class _Exchange:
 
 
 def _read_call(tool: Tool, message: Message, exchange: _Exchange, capabilities: dict[str, object]) -> Call:
-    call_id = message.meta.get(CALL_ID_KEY, exchange.request.headers.get("idempotency-key"))
-    if call_id is not None and not (isinstance(call_id, str) and 0 < len(call_id) <= 256):
-        raise RpcError(jsonrpc.INVALID_PARAMS, f"{CALL_ID_KEY!r} must be text of 1 to 256 characters")
-    timeout = message.meta.get(TIMEOUT_KEY)
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
-        raise RpcError(jsonrpc.INVALID_PARAMS, f"{TIMEOUT_KEY!r} must be seconds above zero")
+    wishes = read_wishes(message.meta, exchange.request.headers.get("idempotency-key"))
     arguments = message.params.get("arguments")
-    return Call(tool, {} if arguments is None else arguments, call_id, timeout, exchange.notify, capabilities)
-
-
-def _shown(tool: Tool, result: Result) -> dict[str, Any]:
-    """The result as MCP shows it: text for the model, structured content for the program."""
-    if result.blocks is not None:
-        return {"content": result.blocks, "isError": False}
-    value = result.value
-    shown: dict[str, Any] = {"content": [] if value is None else [{"type": "text", "text": text_of(value)}]}
-    if isinstance(value, dict) and not tool.signature.wraps_result:
-        shown["structuredContent"] = fragment(result)
-    elif value is not None or tool.signature.wraps_result:
-        shown["structuredContent"] = {"result": fragment(result)}
-    shown["isError"] = False
-    return shown
-
-
-def _failed(text: str, problem: AEnvError | None = None) -> dict[str, Any]:
-    failed: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}
-    if problem is not None:
-        failed["_meta"] = {ERROR_KEY: problem.to_wire()}
-    return failed
-
-
-def _told(tool: Tool, problem: AEnvError) -> str:
-    if isinstance(problem, ToolFailed):
-        return f"Error calling tool {tool.name!r}: {problem.message}"
-    return problem.message if problem.hint is None else f"{problem.message} (hint: {problem.hint})"
-
-
-def _protocol_error(problem: AEnvError) -> RpcError:
-    if isinstance(problem, MissingCapability):
-        needed: object = {"requiredCapabilities": {str(problem.details["capability"]): {}}}
-        return RpcError(jsonrpc.MISSING_CAPABILITY, problem.message, data=needed)
-    if isinstance(problem, ToolCancelled):
-        return RpcError(jsonrpc.REQUEST_CANCELLED, problem.message, status=200)
-    return RpcError(jsonrpc.INVALID_PARAMS, problem.message, status=problem.status, data=problem.to_wire())
-
-
-def _check_content(request: Request) -> None:
-    if not _is_json(request.headers.get("content-type", "")):
-        raise RpcError(jsonrpc.INVALID_REQUEST, "Invalid Content-Type header: send application/json")
-    if not _is_acceptable(request.headers.get("accept", "*/*")):
-        raise RpcError(jsonrpc.INVALID_REQUEST, "accept application/json and text/event-stream", status=406)
-
-
-@lru_cache(maxsize=64)
-def _is_json(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/json"
-
-
-@lru_cache(maxsize=64)
-def _is_acceptable(accept: str) -> bool:
-    return any(kind in accept for kind in ("application/json", "text/event-stream", "application/*", "*/*"))
+    return Call(tool, {} if arguments is None else arguments, *wishes, exchange.notify, capabilities)
 
 
 def _check_cursor(message: Message) -> None:

@@ -14,9 +14,9 @@ from aenv._version import __version__
 from aenv.define.registry import Endpoint, Entry, Registry
 from aenv.errors import AEnvError, MethodNotAllowed, NotFound, RequestError, ToolError
 from aenv.sandbox.encode import Result, fragment
+from aenv.sandbox.endpoint import Identity
 from aenv.sandbox.execute import Call, Executor
 from aenv.sandbox.http import Handler, Reply, Request, failure, success
-from aenv.sandbox.mcp import Identity
 
 HEALTH_SECONDS = 10.0
 _HEALTHY = {"healthy", "success", "ok", "pass", "up"}

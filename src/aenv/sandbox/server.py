@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
 from ipaddress import ip_address
@@ -17,11 +16,13 @@ from urllib.parse import urlsplit
 
 from aenv.define.registry import Registry
 from aenv.errors import AddressError, RequestError
-from aenv.sandbox.execute import Executor, Policy
-from aenv.sandbox.http import MAX_BODY, Connection, Handler, Reply, Request, Response, failure
+from aenv.sandbox.connection import Connection
+from aenv.sandbox.endpoint import MakeEndpoint, Options
+from aenv.sandbox.execute import Executor
+from aenv.sandbox.http import Handler, Reply, Request, Response, failure
 from aenv.sandbox.log import CapturedStream
 from aenv.sandbox.loop import Loop
-from aenv.sandbox.mcp import Identity, Mcp
+from aenv.sandbox.mcp import Mcp
 from aenv.sandbox.routes import Routes
 
 logger = logging.getLogger(__name__)
@@ -29,17 +30,6 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 _BACKLOG = 1024
 _ACCEPT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a project is served."""
-
-    project: Path | None
-    identity: Identity
-    policy: Policy = field(default_factory=Policy)
-    max_body: int = MAX_BODY
-    with_inspector: bool = False
 
 
 class ForbiddenOrigin(RequestError):
@@ -52,12 +42,17 @@ class Server:
     """Serves one registry on listening sockets that were opened before."""
 
     def __init__(
-        self, registry: Registry, options: Options, loop: Loop, streams: list[CapturedStream] | None = None
+        self,
+        registry: Registry,
+        options: Options,
+        loop: Loop,
+        streams: list[CapturedStream] | None = None,
+        speak: MakeEndpoint = Mcp,
     ) -> None:
         self.loop = loop
         self.executor = Executor(registry, options.policy, loop, project=options.project)
         self.executor.streams = streams or []
-        self._mcp = Mcp(self.executor, options.identity, loop)
+        self._mcp = speak(self.executor, options)
         self._routes = Routes(self.executor, options.identity, self._mcp.handle)
         if options.with_inspector:
             # Only authors want the page, and importlib.resources takes a while to load.
@@ -107,6 +102,7 @@ class Server:
             self._end()
 
     def _end(self) -> None:
+        self._mcp.end()
         self.executor.close()
         self.loop.stop()
 

@@ -58,7 +58,9 @@ _UNBOUNDED = 100_000
 def validate(folder: Path, level: Level, output: Output, strict: bool) -> int:
     """Check a project and say what to correct.
 
-    PATH is its folder, the current one unless given. Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
+    PATH is its folder, the current one unless given.
+
+    Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
     """
     with _ending_orderly(), _watching(folder) as note:
         report = _check(folder, level, note)
