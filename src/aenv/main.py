@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from aenv.sandbox.__main__ import arguments, run
+from aenv.sandbox.__main__ import arguments, leave, run
 
 
 def run_cli(argv: list[str] | None = None) -> int:
@@ -15,4 +13,4 @@ def run_cli(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_cli())
+    leave(run_cli())

@@ -227,7 +227,7 @@ def test_wrong_arguments_name_the_field_and_the_reason(env: Environment) -> None
 def test_rewards_answer_by_name_and_the_default_one_without(env: Environment) -> None:
     assert env.post("/task/reward", {"points": [1, 2]}).data == {"score": 3}
     assert env.post("/task/reward/first").data == 0.25
-    answer = env.post("/task/reward/thrid")
+    answer = env.post("/task/reward/secnd")
     assert (answer.status, answer.json["details"]["names"]) == (404, ["first", "second"])
 
 

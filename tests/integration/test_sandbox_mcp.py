@@ -186,10 +186,10 @@ def test_wrong_arguments_are_told_to_the_model(env: Environment, modern: bool) -
 
 
 def test_an_invented_tool_name_is_readable_for_the_model_and_an_error_in_the_new_era(env: Environment) -> None:
-    found = result(env, "tabel", modern=False)
+    found = result(env, "tabl", modern=False)
     assert found["isError"] is True
-    assert found["content"][0]["text"] == "Unknown tool: tabel (did you mean 'table'?)"
-    error = call(env, "tabel", modern=True).json["error"]
+    assert found["content"][0]["text"] == "Unknown tool: tabl (did you mean 'table'?)"
+    error = call(env, "tabl", modern=True).json["error"]
     assert error["code"] == -32602
     assert "did you mean 'table'?" in error["message"]
 

@@ -110,7 +110,6 @@ def test_http_1_0_gets_an_answer_and_a_closed_connection(env: Environment) -> No
         (b"POST /tools/echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000000\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", 431),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", 400),
     ],
 )
 def test_what_is_not_acceptable_is_answered_and_the_server_goes_on(env: Environment, data: bytes, status: int) -> None:
@@ -118,6 +117,48 @@ def test_what_is_not_acceptable_is_answered_and_the_server_goes_on(env: Environm
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b'"success":false' in answer
     assert env.get("/health").status == 200
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_an_offer_to_upgrade_is_declined_by_a_plain_answer(env: Environment, protocol: str) -> None:
+    offer = ("connection: upgrade", f"upgrade: {protocol}")
+    assert exchange(env, request(b'{"text": "plain"}', *offer, close=False)).startswith(b"HTTP/1.1 400 ")
+    assert exchange(env, request(b"", *offer, method="GET", path="/health", close=False)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_many_small_requests_in_one_read_are_no_large_head(env: Environment) -> None:
+    small = request(b"", method="GET", path="/health", close=False)
+    with env.connect() as connection:
+        connection.sendall(small * 1000 + small[:-2])
+        connection.sendall(b"\r\n" + request(b"", method="GET", path="/tools"))
+        assert read_all(connection).count(b"HTTP/1.1 200 ") == 1002
+
+
+def test_nonsense_behind_a_request_does_not_cost_it_its_answer(env: Environment) -> None:
+    slow = request(b'{"seconds": 0.3}', path="/tools/nap", close=False)
+    answer = exchange(env, slow + b"NONSENSE\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"rested"' in answer
+    assert answer.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_permission_to_send_a_body_does_not_overtake_an_answer(env: Environment) -> None:
+    slow = request(b'{"seconds": 0.3}', path="/tools/nap", close=False)
+    with env.connect() as connection:
+        head, _, body = request(b'{"text": "second"}', "expect: 100-continue").partition(b"\r\n\r\n")
+        connection.sendall(slow + head + b"\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(body)
+        assert b'"data":"second"' in read_all(connection)
+
+
+def test_a_client_that_asks_and_never_reads_is_not_listened_to_for_ever(env: Environment) -> None:
+    with env.connect() as greedy:
+        greedy.settimeout(3)
+        ask = request(b"", method="GET", path="/tools", close=False) * 100_000
+        with pytest.raises((TimeoutError, ConnectionError)):
+            greedy.sendall(ask)
+        assert env.get("/health").status == 200
 
 
 def test_a_chunked_body_that_grows_too_large_is_refused(env: Environment) -> None:

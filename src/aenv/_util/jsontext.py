@@ -10,13 +10,16 @@ import orjson
 JSONDecodeError = orjson.JSONDecodeError
 
 
-def dumps(value: Any) -> bytes:
-    """Compact UTF-8 JSON."""
+def dumps(value: Any, *, in_order: bool = False) -> bytes:
+    """Compact UTF-8 JSON; `in_order` sorts keys, so that equal values give equal bytes."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if in_order else 0)
     except TypeError:
         # Integers past 64 bits and lone surrogates, which orjson refuses; the slow way has no such limits.
-        return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_fragment).encode()
+        text = json.dumps(
+            value, ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_fragment, sort_keys=in_order
+        )
+        return text.encode()
 
 
 def loads(text: bytes | str) -> Any:

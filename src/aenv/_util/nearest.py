@@ -5,9 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+# Comparing takes time with the square of the length, and nobody mistypes a page.
+_LONGEST = 256
+
 
 def nearest(word: str, choices: Iterable[str], limit: int = 3) -> list[str]:
     """The choices that look most like `word`, best first; upper and lower case count as the same."""
+    if len(word) > _LONGEST:
+        return []
     folded: dict[str, list[str]] = {}
     for choice in choices:
         folded.setdefault(choice.casefold(), []).append(choice)

@@ -7,14 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _IGNORED = {"__pycache__", "node_modules", "venv", "site-packages", "dist"}
-_ENDINGS = (".py", ".json", ".txt", ".toml", ".yaml", ".yml", ".md", ".csv")
+_ENDINGS = (".py", ".toml", ".yaml", ".yml", ".md")
 
 Snapshot = dict[str, tuple[int, int]]
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Each source file with its time of change and size."""
-    return dict(_walk(str(folder)))
+    """Each file that the environment is made of, with its time of change and size.
+
+    What else lies in the folder may be written by the environment itself, and must not start it again.
+    """
+    found = dict(_walk(str(folder / "src" if (folder / "src").is_dir() else folder)))
+    for name in ("config.json", "requirements.txt"):
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            continue
+        found[str(folder / name)] = (status.st_mtime_ns, status.st_size)
+    return found
 
 
 def changed(before: Snapshot, after: Snapshot) -> list[str]:

@@ -83,7 +83,7 @@ class ModelArguments:
             {
                 "field": ".".join(str(step) for step in error["loc"]),
                 "message": _reason(error["type"], error["msg"]),
-                "value": error["input"],
+                "value": _sample(error["input"]),
             }
             for error in wrong.errors(include_url=False, include_context=False)
         ]
@@ -144,8 +144,18 @@ def _reason(kind: str, message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _sample(value: object) -> object:
+    """What was sent, as far as it can be sent back: whole if it is small and JSON, else its beginning."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return value if isinstance(value, str) and len(value) <= 200 else _short(value)
+
+
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - the value may be an author's, and its repr too
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -138,7 +138,7 @@ class Registry:
         )
         self._put(self.tools, tool)
         # An older caller knows the function's name, under which tools were served whatever `name` said.
-        self._aliases.setdefault(function.__name__, tool.name)
+        self._aliases.setdefault(getattr(function, "__name__", tool.name), tool.name)
         for listener in self._listeners:
             listener()
         return tool
@@ -244,19 +244,23 @@ def _entry(kind: Kind, function: Function, name: str | None, description: str | 
         raise DefinitionError(
             f"{function!r} is not a function", hint=f"write @register_{kind} directly above a `def`, options by name"
         )
-    name = function.__name__ if name is None else name
-    if not _NAME.fullmatch(name):
+    name = getattr(function, "__name__", None) if name is None else name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DefinitionError(
             f"{kind} name {name!r} is not usable",
             hint="use 1 to 128 of the letters A-Z a-z, digits and _ . - /",
         )
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not _is_positive(timeout):
         raise DefinitionError(
             f"{kind} {name!r}: timeout is {timeout!r}", hint="give seconds above zero, or leave it out"
         )
     text = inspect.getdoc(function) if description is None else description
     is_async = inspect.iscoroutinefunction(function)
     return kind, name, text, function, Signature(function, label=f"{kind} {name!r}"), timeout, is_async
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def _where(function: Function) -> str:

@@ -62,10 +62,18 @@ class Signature:
         return [parameter.name for parameter in self._parameters]
 
     def bind(self, arguments: Mapping[str, object], context: Context | None = None) -> Bound:
-        """The arguments checked and converted; raises ArgumentsInvalid with every field that is wrong."""
+        """The arguments checked and converted; raises ArgumentsInvalid with every field that is wrong.
+
+        Validators of the author's own models run here, and may raise anything.
+        """
+        return self.bind_plain(arguments, context) or self._ordered(self._full().check(arguments), context)
+
+    def bind_plain(self, arguments: Mapping[str, object], context: Context | None = None) -> Bound | None:
+        """The same for arguments that are right and plain, without running anything of an author's; else None."""
         values = None if self._plain is None else self._plain.check(arguments)
-        if values is None:
-            values = self._full().check(arguments)
+        return None if values is None else self._ordered(values, context)
+
+    def _ordered(self, values: dict[str, Any], context: Context | None) -> Bound:
         args = tuple(values.pop(name) for name in self._positional)
         if self.context_parameter is not None:
             values[self.context_parameter] = context or Context()

@@ -81,7 +81,7 @@ class SandboxConfig(Section):
     model_config = ConfigDict(alias_generator=to_camel)
 
     tool_timeout: DurationText | None = None
-    """Longest time one tool call may take, such as `90s`; no limit if not said."""
+    """Longest time one tool call may take, such as `90s`; an hour if not said."""
     mcp_runtime: McpRuntimeWord = "core"
     """What speaks MCP: `core` is the built-in server, `official` the `mcp` package of the extra `aenvironment[mcp]`."""
 

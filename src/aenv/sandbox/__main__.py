@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import socket
-import sys
+import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from aenv._util.duration import parse_duration
 from aenv._version import __version__
 from aenv.define.load import load
 from aenv.define.registry import Registry
-from aenv.errors import AEnvError, ConfigError
+from aenv.errors import AddressError, AEnvError, ConfigError
 from aenv.sandbox.endpoint import Identity, MakeEndpoint, Options
 from aenv.sandbox.execute import Policy
 from aenv.sandbox.http import MAX_BODY
@@ -23,6 +26,7 @@ from aenv.sandbox.loop import Loop
 from aenv.sandbox.mcp import Mcp
 from aenv.sandbox.server import Server, open_listener, open_unix_listener, serve, url_of
 
+LEAVE_SECONDS = 5.0
 _RUNTIMES = ("core", "official")
 
 
@@ -31,14 +35,20 @@ def arguments(prog: str = "python -m aenv.sandbox", host: str = "127.0.0.1") -> 
     parser = argparse.ArgumentParser(prog=prog, description="Serve one environment over MCP and HTTP.")
     parser.add_argument("project", type=Path, help="folder that holds config.json and src/, or one .py file")
     parser.add_argument("--host", default=host, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8081, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_within(0, 65535), default=8081, help="port, 0 for any free one (default: %(default)s)"
+    )
     parser.add_argument("--uds", type=Path, help="listen on this unix socket instead")
     parser.add_argument("--fd", type=int, help="serve this listening socket, opened by the parent")
     parser.add_argument("--name", help="name to report (default: the one in config.json)")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.add_argument("--tool-timeout", help='longest time of one call, such as "90s" (default: 1h)')
-    parser.add_argument("--tool-threads", type=int, default=256, help="sync calls at once (default: %(default)s)")
-    parser.add_argument("--max-body", type=int, default=MAX_BODY, help="largest request body (default: %(default)s)")
+    parser.add_argument(
+        "--tool-threads", type=_within(1, 10_000), default=256, help="sync calls at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-body", type=_within(1, 2**40), default=MAX_BODY, help="largest request body (default: %(default)s)"
+    )
     parser.add_argument("--no-traceback", action="store_true", help="keep the author's frames out of error answers")
     parser.add_argument("--log-calls", action="store_true", help="write a line to the log for every call")
     parser.add_argument("--runtime", choices=_RUNTIMES, help="what speaks MCP (default: mcpRuntime, or core)")
@@ -47,6 +57,16 @@ def arguments(prog: str = "python -m aenv.sandbox", host: str = "127.0.0.1") -> 
     parser.add_argument("--ready-fd", type=int, help="write one JSON line to this descriptor when ready, or failed")
     parser.add_argument("--version", action="version", version=f"aenv {__version__}")
     return parser
+
+
+def _within(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least} to {most}")
+        return value
+
+    return number
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         config = _config(options.project)
         speak = _endpoint(options, config)
         listeners = _listeners(options)
+        _set_variables(config)
         registry = load(options.project)
         _check_extensions(registry, speak)
         _serve(options, config, registry, listeners, streams, speak)
@@ -142,7 +163,10 @@ def _check_extensions(registry: Registry, speak: MakeEndpoint) -> None:
 
 def _listeners(options: argparse.Namespace) -> list[socket.socket]:
     if options.fd is not None:
-        return [socket.socket(fileno=options.fd)]
+        try:
+            return [socket.socket(fileno=options.fd)]
+        except OSError as problem:
+            raise AddressError(f"descriptor {options.fd} is no socket: {problem.strerror}") from problem
     if options.uds is not None:
         return [open_unix_listener(options.uds)]
     return [open_listener(options.host, options.port)]
@@ -162,6 +186,12 @@ def _config(project: Path) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
+def _set_variables(config: dict[str, object]) -> None:
+    """The environment's own variables, under those that whoever starts it has set."""
+    for name, value in _block(_block(config, "deployConfig"), "environmentVariables").items():
+        os.environ.setdefault(name, str(value))
+
+
 def _block(config: dict[str, object], name: str) -> dict[str, object]:
     block = config.get(name)
     return block if isinstance(block, dict) else {}
@@ -169,9 +199,12 @@ def _block(config: dict[str, object], name: str) -> dict[str, object]:
 
 def _seconds(text: object) -> float:
     try:
-        return parse_duration(str(text))
+        seconds = parse_duration(str(text))
     except ValueError as problem:
         raise ConfigError(f"tool timeout {text!r}: {problem}") from problem
+    if seconds <= 0:
+        raise ConfigError(f"tool timeout {text!r} leaves no time at all", hint='give one such as "90s"')
+    return seconds
 
 
 def _traceback(error: AEnvError) -> list[object]:
@@ -185,5 +218,13 @@ def _report(descriptor: int | None, message: dict[str, object]) -> None:
             channel.write(json.dumps(message) + "\n")
 
 
+def leave(code: int) -> NoReturn:
+    """End the process, with the author's own endings, but without waiting for threads that author code left behind."""
+    ending = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001 - there is no public way
+    ending.start()
+    ending.join(LEAVE_SECONDS)
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

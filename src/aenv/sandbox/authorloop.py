@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any
 
-from aenv.sandbox.encode import to_result
+logger = logging.getLogger(__name__)
 
 Deliver = Callable[[object, BaseException | None], None]
 
@@ -20,43 +21,62 @@ class AuthorLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_closing = False
         threading.Thread(target=self._serve, name="aenv-async", daemon=True).start()
 
-    def submit(self, work: Callable[[], Awaitable[Any]], deliver: Deliver, pid: int) -> Callable[[], None]:
-        """Await what `work` returns there and deliver its outcome; returns the function that cancels it."""
+    def submit(
+        self, work: Callable[[], Awaitable[Any]], finish: Callable[[Any], object], deliver: Deliver, pid: int
+    ) -> Callable[[], None]:
+        """Await what `work` returns there, `finish` it, deliver the outcome; returns the function that cancels it."""
         context = contextvars.copy_context()
         tasks: list[asyncio.Task[None]] = []
 
         def start() -> None:
-            tasks.append(self._loop.create_task(_awaited(work, deliver, pid), context=context))
+            tasks.append(self._loop.create_task(_awaited(work, finish, deliver, pid), context=context))
 
         def cancel() -> None:
             for task in tasks:
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(start)
-        return lambda: self._ask(cancel)
+        if not self._ask(start):
+            deliver(None, RuntimeError("the event loop of async tools was closed by the environment's own code"))
+
+        def give_up() -> None:
+            self._ask(cancel)
+
+        return give_up
+
+    def ping(self, pong: Callable[[], None]) -> None:
+        """Have `pong` called from the loop's thread, if that still answers."""
+        self._ask(pong)
 
     def close(self) -> None:
         """Ask the thread to end; one that author code blocks is left to end with the process."""
+        self._is_closing = True
         self._ask(self._loop.stop)
 
-    def _ask(self, callback: Callable[[], None]) -> None:
+    def _ask(self, callback: Callable[[], None]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # Closed already: there is nothing left to ask.
-            return
+            return False
+        return True
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._is_closing and not self._loop.is_closed():
+            try:
+                self._loop.run_forever()
+            except BaseException:  # sys.exit in a background task ends that task, not every async tool
+                logger.exception("async code of the environment tried to end its event loop")
         self._loop.close()
 
 
-async def _awaited(work: Callable[[], Awaitable[Any]], deliver: Deliver, pid: int) -> None:
+async def _awaited(
+    work: Callable[[], Awaitable[Any]], finish: Callable[[Any], object], deliver: Deliver, pid: int
+) -> None:
     try:
-        value = to_result(await _InOneProcess(work(), pid))
+        value = finish(await _InOneProcess(work(), pid))
     except BaseException as problem:  # noqa: BLE001 - delivered: the loop belongs to every other call as well
         deliver(None, problem)
     else:

@@ -12,6 +12,7 @@ import selectors
 import socket
 from collections import deque
 from functools import lru_cache
+from time import monotonic
 from typing import Protocol
 
 import httptools
@@ -24,10 +25,12 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 64 * 1024
 LINGER_SECONDS = 2.0
+DRAIN_SECONDS = 60.0
 PARTIAL_SECONDS = 60.0
-"""How long a request may take to arrive: a client that stops half-way must not hold a connection for ever."""
+"""How long the next part of a request may take: a client that stops half-way must not hold a connection for ever."""
 _PIPELINE = 16
 _READ = 256 * 1024
+_MOST_UNSENT = 8 * 2**20
 
 
 class Host(Protocol):
@@ -50,12 +53,16 @@ class Connection:
         self._socket: socket.socket | None = client
         self.descriptor = client.fileno()
         self._unsent: deque[memoryview] = deque()
+        self.unsent = 0
+        """Bytes that wait for the client to read."""
+        self.used_at = monotonic()
         self._request: Request | None = None
         self._url = b""
         self._chunks: list[bytes] = []
         self._headers: list[tuple[bytes, bytes]] = []
         self._received = 0
         self._arrived = 0
+        self._completed = False
         self._head_size = 0
         self._is_in_head = False
         self._waiting: deque[Request] = deque()
@@ -63,6 +70,7 @@ class Connection:
         self._timer: Timer | None = None
         self._is_closing = False
         self._is_refused = False
+        self._refusal: AEnvError | None = None
         self.ended: Future[None] = Future()
         host.connections.add(self)
         self._watch()
@@ -71,11 +79,6 @@ class Connection:
     def is_busy(self) -> bool:
         """Whether a request is being answered."""
         return self._current is not None
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that wait for the client to read."""
-        return sum(len(part) for part in self._unsent)
 
     def write(self, data: bytes) -> None:
         """To the client, if it is still there; what it does not take now follows as it reads."""
@@ -93,12 +96,15 @@ class Connection:
                 return
             data = data[sent:]
         self._unsent.append(memoryview(data))
+        self.unsent += len(data)
         self._watch()
 
     def close(self) -> None:
-        """Hang up when everything is sent."""
+        """Hang up when everything is sent, or when the client has not read it for a while."""
         self._is_closing = True
-        if not self._unsent:
+        if self._unsent:
+            self._loop.later(DRAIN_SECONDS, self._lost)
+        else:
             self._lost()
 
     # the loop's callback
@@ -127,8 +133,10 @@ class Connection:
             while self._unsent and self._socket is not None:
                 part = self._unsent[0]
                 sent = self._socket.send(part)
+                self.unsent -= sent
                 if sent < len(part):
                     self._unsent[0] = part[sent:]
+                    self._watch()
                     return
                 self._unsent.popleft()
         except BlockingIOError:
@@ -143,7 +151,8 @@ class Connection:
 
     def _watch(self) -> None:
         if self._socket is not None:
-            reads = len(self._waiting) < _PIPELINE
+            # A client that asks and does not read is not read from either.
+            reads = len(self._waiting) < _PIPELINE and self.unsent < _MOST_UNSENT
             self._loop.watch(self.descriptor, self._ready, reads=reads, writes=bool(self._unsent))
 
     def _lost(self) -> None:
@@ -154,6 +163,7 @@ class Connection:
         self._socket.close()
         self._socket = None
         self._unsent.clear()
+        self.unsent = 0
         self._waiting.clear()
         self._stop_timer()
         self._host.connections.discard(self)
@@ -163,8 +173,11 @@ class Connection:
 
     def _parse(self, data: bytes) -> None:
         self._arrived = len(data)
+        self._completed = False
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._is_refused = True
         except (httptools.HttpParserError, httptools.HttpParserCallbackError) as problem:
             cause = problem.__context__
             self._refuse(cause if isinstance(cause, AEnvError) else RequestError(f"not HTTP/1.1: {problem}"))
@@ -173,10 +186,10 @@ class Connection:
 
     def _await_rest(self, size: int) -> None:
         """Part of a request is there: do not wait for the rest for ever, nor for a head without an end."""
-        if self._timer is None:
-            self._timer = self._loop.later(PARTIAL_SECONDS, self._too_slow)
-            self._head_size = 0
-        self._head_size += size
+        self._stop_timer()
+        self._timer = self._loop.later(PARTIAL_SECONDS, self._too_slow)
+        # What came before the end of another request in the same read was not part of this head.
+        self._head_size = 0 if self._completed else self._head_size + size
         if self._is_in_head and self._head_size > MAX_HEADERS:
             self._refuse(_HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes"))
 
@@ -208,9 +221,10 @@ class Connection:
             raise _HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes")
         if (length := headers.get("content-length")) is not None and int(length) > self._host.max_body:
             raise _too_large(self._host.max_body)
-        if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
+        if self._parser.should_upgrade() and (length not in (None, "0") or "transfer-encoding" in headers):
+            # The parser takes what follows for the other protocol; without a body nothing follows.
             raise RequestError("this server does not upgrade connections", hint="send plain HTTP/1.1")
-        if headers.get("expect", "").lower() == "100-continue":
+        if headers.get("expect", "").lower() == "100-continue" and self._current is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _size_ofhead_of(self) -> int:
@@ -228,9 +242,11 @@ class Connection:
         request = self._request
         assert request is not None
         self._request = None
+        self._completed = True
         self._stop_timer()
         request.method = self._parser.get_method().decode("latin-1")
-        request.keep_alive = self._parser.should_keep_alive()
+        # An offer to upgrade is declined by answering plainly; what would follow it is not for this parser.
+        request.keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         target = httptools.parse_url(self._url)
         request.path = (target.path or b"/").decode("latin-1")
         request.query = (target.query or b"").decode("latin-1")
@@ -247,9 +263,10 @@ class Connection:
 
     def _answer(self, request: Request) -> None:
         self._current = request
+        self.used_at = monotonic()
         try:
             reply = self._host.handler(request)
-        except Exception as problem:  # noqa: BLE001 - a defect of ours becomes an answer here instead of silence
+        except BaseException as problem:  # noqa: BLE001 - a defect of ours becomes an answer here instead of silence
             reply = _defect(problem)
         if reply is None or isinstance(reply, Response):
             self._finish(request, reply)
@@ -265,6 +282,8 @@ class Connection:
         self._current = None
         if not request.keep_alive or self._host.is_closing:
             self.close()
+        elif self._refusal is not None and not self._waiting:
+            self._refuse(self._refusal)
         elif self._waiting:
             following = self._current = self._waiting.popleft()
             if len(self._waiting) == _PIPELINE - 1:
@@ -272,16 +291,18 @@ class Connection:
             self._loop.post(lambda: self._answer(following))
 
     def _refuse(self, error: AEnvError) -> None:
-        """Answer what cannot be parsed, and hang up: where the next request starts is unknown."""
+        """Answer what cannot be parsed, after those before it, and hang up: where the next one starts is unknown."""
         self._is_refused = True
         self._request = None
         self._stop_timer()
-        if self._current is None:
-            response = failure(error)
-            head = head_of(response.status, response.content_type, (), keep_alive=False)
-            self.write(head + b"content-length: %d\r\n\r\n" % len(response.body) + response.body)
+        if self._current is not None:
+            self._refusal = error
+            return
+        response = failure(error)
+        head = head_of(response.status, response.content_type, (), keep_alive=False)
+        self.write(head + b"content-length: %d\r\n\r\n" % len(response.body) + response.body)
         # A client that is still sending would lose the answer to a reset if we closed at once: read on, for a while.
-        self._loop.later(LINGER_SECONDS, self.close)
+        self._loop.later(LINGER_SECONDS, self._lost)
         if self._socket is not None and not self._unsent:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -297,14 +318,18 @@ class Connection:
 
 
 class _Slow(RequestError):
+    """The request did not arrive in time."""
+
     code, status = "request.too_slow", 408
 
 
 class _HeadTooLarge(RequestError):
+    """The request's line and headers are larger than this server takes."""
+
     code, status = "request.head_too_large", 431
 
 
-def _defect(problem: Exception) -> Response:
+def _defect(problem: BaseException) -> Response:
     if isinstance(problem, AEnvError):
         return failure(problem)
     logger.error("a request ended in a defect of the server", exc_info=problem)

@@ -43,11 +43,6 @@ class Result(NamedTuple):
     json: bytes
     blocks: list[dict[str, Any]] | None = None
 
-    @property
-    def size(self) -> int:
-        """How much room it takes."""
-        return len(self.json)
-
 
 def to_result(value: object) -> Result:
     """Turn a function's return value into a Result; ResultInvalid says what cannot be carried and where it is."""

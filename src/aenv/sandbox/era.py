@@ -96,6 +96,8 @@ def mirrored_parameters(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -
     """The parameters that a tool's schema marks with `x-mcp-header`: header name -> path in the arguments."""
     found: dict[str, tuple[str, ...]] = {}
     for name, child in schema.get("properties", {}).items():
+        if not isinstance(child, dict):
+            continue
         if isinstance(child.get("x-mcp-header"), str):
             found[f"mcp-param-{child['x-mcp-header'].lower()}"] = (*path, name)
         found |= mirrored_parameters(child, (*path, name))

@@ -49,9 +49,8 @@ def failure(error: AEnvError, *, data: object = None, headers: Iterable[tuple[st
 class Client(Protocol):
     """Whoever reads the answer."""
 
-    @property
-    def unsent(self) -> int:
-        """Bytes that wait to be read."""
+    unsent: int
+    """Bytes that wait to be read."""
 
     def write(self, data: bytes) -> None:
         """Send, or drop if nobody is there any more."""

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
-from aenv._util.jsontext import dumps
-from aenv.errors import CallConflict, CallForgotten, ToolError
+from aenv._util.jsontext import dumps, loads
+from aenv.errors import AEnvError, ArgumentsInvalid, CallConflict, CallForgotten
 from aenv.sandbox.encode import Result
 from aenv.sandbox.loop import Future
+from aenv.sandbox.threads import TooManyHung
 
-Outcome = Result | ToolError
+_CALL_ID = re.compile(r"[!-~]{1,256}")
+
+CALL_ID_ALLOWED = "1 to 256 printable ASCII characters without blanks, such as a UUID"
+
+
+def is_call_id(value: object) -> bool:
+    """Whether it can name a call; it is written into the log, so it must not be able to forge a line there."""
+    return isinstance(value, str) and _CALL_ID.fullmatch(value) is not None
 
 
 def fingerprint(kind: str, name: str, arguments: object) -> bytes:
-    """Two calls are the same call when this is the same."""
-    return hashlib.blake2b(dumps([kind, name, arguments]), digest_size=16).digest()
+    """Two calls are the same call when this is the same; the order of an object's keys means nothing."""
+    return hashlib.blake2b(dumps([kind, name, arguments], in_order=True), digest_size=16).digest()
+
+
+class _Kept(NamedTuple):
+    """A finished call, as small as it can be held."""
+
+    print: bytes
+    json: bytes
+    has_blocks: bool
+    problem: AEnvError | None
+
+
+class _Open(NamedTuple):
+    print: bytes
+    ended: Future[None]
 
 
 class Journal:
@@ -30,8 +54,8 @@ class Journal:
         self._entries = entries
         self._size = size
         self._used = 0
-        self._finished: OrderedDict[str, tuple[bytes, Outcome]] = OrderedDict()
-        self._running: dict[str, tuple[bytes, Future[Outcome | None]]] = {}
+        self._finished: OrderedDict[str, _Kept] = OrderedDict()
+        self._running: dict[str, _Open] = {}
         self._forgotten: OrderedDict[str, bytes] = OrderedDict()
 
     async def once(self, call_id: str, print_: bytes, run: Callable[[], Awaitable[Result]]) -> Result:
@@ -40,14 +64,12 @@ class Journal:
         Raises what the call raised, again for every repeat; CallConflict for an id that another call has used;
         CallForgotten when the call ran so long ago that its result is gone.
         """
-        if (finished := self._finished.get(call_id)) is not None:
-            _same(call_id, finished[0], print_)
-            return _told(finished[1])
-        if (running := self._running.get(call_id)) is not None:
-            _same(call_id, running[0], print_)
-            outcome = await running[1]
-            # Nothing was recorded: the call was refused before it ran, and this repeat will be told why.
-            return await run() if outcome is None else _told(outcome)
+        while (running := self._running.get(call_id)) is not None:
+            _same(call_id, running.print, print_)
+            await running.ended
+        if (kept := self._finished.get(call_id)) is not None:
+            _same(call_id, kept.print, print_)
+            return _told(kept)
         if (old := self._forgotten.get(call_id)) is not None:
             _same(call_id, old, print_)
             raise CallForgotten(
@@ -57,40 +79,39 @@ class Journal:
         return await self._first(call_id, print_, run)
 
     async def _first(self, call_id: str, print_: bytes, run: Callable[[], Awaitable[Result]]) -> Result:
-        future: Future[Outcome | None] = Future()
-        self._running[call_id] = (print_, future)
-        outcome: Outcome | None = None
+        ended: Future[None] = Future()
+        self._running[call_id] = _Open(print_, ended)
         try:
-            outcome = await run()
-        except ToolError as error:
-            outcome = error
+            result = await run()
+        except (ArgumentsInvalid, TooManyHung):
+            # Refused before anything ran: the id stays free.
+            raise
+        except AEnvError as problem:
+            self._record(call_id, _Kept(print_, dumps(problem.to_wire()), has_blocks=False, problem=problem))
+            raise
+        else:
+            self._record(call_id, _Kept(print_, result.json, result.blocks is not None, None))
+            return result
         finally:
-            # Without an outcome nothing ran (the arguments were refused): the id stays free.
             del self._running[call_id]
-            if outcome is not None:
-                self._record(call_id, print_, outcome)
-            future.set(outcome)
-        return _told(outcome)
+            ended.set(None)
 
-    def _record(self, call_id: str, print_: bytes, outcome: Outcome) -> None:
-        self._finished[call_id] = (print_, outcome)
-        self._used += _room(outcome)
+    def _record(self, call_id: str, kept: _Kept) -> None:
+        self._finished[call_id] = kept
+        self._used += len(kept.json)
         while len(self._finished) > self._entries or (self._used > self._size and len(self._finished) > 1):
-            old_id, (old_print, old) = self._finished.popitem(last=False)
-            self._used -= _room(old)
-            self._forgotten[old_id] = old_print
+            old_id, old = self._finished.popitem(last=False)
+            self._used -= len(old.json)
+            self._forgotten[old_id] = old.print
         while len(self._forgotten) > 10 * self._entries:
             self._forgotten.popitem(last=False)
 
 
-def _room(outcome: Outcome) -> int:
-    return outcome.size if isinstance(outcome, Result) else 1024
-
-
-def _told(outcome: Outcome) -> Result:
-    if isinstance(outcome, ToolError):
-        raise outcome.with_traceback(None)
-    return outcome
+def _told(kept: _Kept) -> Result:
+    if kept.problem is not None:
+        raise kept.problem.with_traceback(None)
+    value = loads(kept.json)
+    return Result(value, kept.json, value["content"] if kept.has_blocks else None)
 
 
 def _same(call_id: str, held: bytes, asked: bytes) -> None:

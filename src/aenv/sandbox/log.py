@@ -8,11 +8,18 @@ import os
 import sys
 import threading
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from aenv.define.context import current_context
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _LONGEST = 64 * 1024
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))} | {
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
 
 
 class InstanceLog:
@@ -27,7 +34,8 @@ class InstanceLog:
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
         call = f" call={call_id}" if call_id else ""
-        lines = "".join(f"{stamp} {level:<7} {source}{call} {line}\n" for line in text.splitlines() or [""])
+        # One line an event, whatever it says: no text may look like another event or steer a reader's terminal.
+        lines = "".join(f"{stamp} {level:<7} {source}{call} {line.translate(_SHOWN)}\n" for line in text.split("\n"))
         with self._lock:
             try:
                 self._stream.write(lines)
@@ -46,6 +54,14 @@ class CapturedStream(io.TextIOBase):
         self._descriptor = descriptor
         self._partial: dict[str | None, str] = {}
         self._lock = threading.Lock()
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """For code that writes bytes."""
+        return io.BufferedWriter(_Bytes(self), 1)
+
+    def reconfigure(self, **options: object) -> None:
+        """Text goes to the log line by line, whatever a program would have it do to a terminal."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # declared as a plain attribute
@@ -91,6 +107,23 @@ class CapturedStream(io.TextIOBase):
         self._log.write("OUT" if self.name == "stdout" else "ERR", self.name, text, call_id)
 
 
+class _Bytes(io.RawIOBase):
+    """Bytes for a captured stream."""
+
+    def __init__(self, stream: CapturedStream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, data: Buffer) -> int:
+        """As text; what is none is shown by its escapes."""
+        raw = bytes(data)
+        self._stream.write(raw.decode("utf-8", "backslashreplace"))
+        return len(raw)
+
+
 def _call_id() -> str | None:
     context = current_context.get(None)
     return None if context is None else context.call_id
@@ -111,6 +144,8 @@ class LogHandler(logging.Handler):
 def capture(level: str) -> tuple[InstanceLog, list[CapturedStream]]:
     """Send stdout, stderr and logging of this process to one instance log on the original stderr."""
     log = InstanceLog(os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace"))
+    # What child processes print belongs to the log as well, though nobody can tell which call it came from.
+    os.dup2(2, 1)
     streams = [CapturedStream(log, "stdout", 1), CapturedStream(log, "stderr", 2)]
     sys.stdout, sys.stderr = streams
     root = logging.getLogger()

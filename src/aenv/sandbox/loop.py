@@ -65,7 +65,7 @@ class Future(Generic[T]):
         return self._value  # type: ignore[return-value] # done, so it is a T
 
 
-def start(awaitable: Awaitable[T], done: Callable[[T | None, Exception | None], None]) -> None:
+def start(awaitable: Awaitable[T], done: Callable[[T | None, BaseException | None], None]) -> None:
     """Run a coroutine that awaits nothing but Futures, and tell how it ended."""
     assert isinstance(awaitable, Coroutine)
 
@@ -74,7 +74,7 @@ def start(awaitable: Awaitable[T], done: Callable[[T | None, Exception | None], 
             waited = awaitable.send(None)
         except StopIteration as end:
             done(end.value, None)
-        except Exception as problem:  # noqa: BLE001 - told, not raised: the loop belongs to all
+        except BaseException as problem:  # noqa: BLE001 - told, not raised: the loop belongs to all
             done(None, problem)
         else:
             waited.then(step)
@@ -135,6 +135,12 @@ class Loop:
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain)
+
+    def forget(self) -> None:
+        """In a forked child: let go of what wakes the parent's loop."""
+        for descriptor in (self._wake_in, self._wake_out):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     # from any thread
 
@@ -215,7 +221,7 @@ class Loop:
         for key, mask in events:
             try:
                 key.data(mask)
-            except Exception:
+            except BaseException:
                 # One connection's trouble must not end the loop that serves the others.
                 logger.exception("a callback of the server's loop failed")
         self._run_posted()
@@ -229,7 +235,8 @@ class Loop:
         return max(0.0, self._timers[0][0] - monotonic())
 
     def _run_posted(self) -> None:
-        while self._posted:
+        # Those that are there now: a thread that keeps posting must not keep sockets and timers waiting.
+        for _ in range(len(self._posted)):
             self._guarded(self._posted.popleft())
 
     def _run_timers(self) -> None:
@@ -244,7 +251,7 @@ class Loop:
     def _guarded(self, callback: Callback) -> None:
         try:
             callback()
-        except Exception:
+        except BaseException:
             # As above.
             logger.exception("a callback of the server's loop failed")
 

@@ -123,7 +123,7 @@ class Mcp:
         if honoured:
             self._filters[stream] = message.id
         try:
-            await self._news.hold(request, stream)
+            await self._news.hold(request, stream, last=jsonrpc.result(message.id, {**_COMPLETE, "_meta": meta}))
         finally:
             self._filters.pop(stream, None)
         return None
@@ -161,7 +161,7 @@ class Mcp:
             raise RpcError(jsonrpc.INVALID_PARAMS, "params.protocolVersion must be text")
         version = asked if asked in era.LEGACY else era.LEGACY[0]
         capabilities = message.params.get("capabilities")
-        session = Session(new_id("mcp"), version, capabilities if isinstance(capabilities, dict) else {})
+        session = Session(new_id("mcp"), version, _names(capabilities))
         self._sessions.add(session)
         value: dict[str, object] = {
             "protocolVersion": version,
@@ -207,17 +207,23 @@ class Mcp:
             problem = RpcError(jsonrpc.INVALID_REQUEST, "there is no stream without a session", status=405)
             return _refused(problem, allow=True)
         try:
-            self._session(request)
+            session = self._session(request)
         except RpcError as problem:
             return _refused(problem)
-        return self._wait(request)
+        assert session is not None
+        return self._wait(request, session)
 
-    async def _wait(self, request: Request) -> Reply:
-        stream = request.open_stream([(SESSION_HEADER, request.headers[SESSION_HEADER])])
+    async def _wait(self, request: Request, session: Session) -> Reply:
+        stream = request.open_stream([(SESSION_HEADER, session.id)])
+        # News go to one stream of a session, the newest: the specification forbids to send a message on several.
+        for older in session.streams:
+            self._filters.pop(older, None)
+        session.streams.append(stream)
         self._filters[stream] = None
         try:
             await self._news.hold(request, stream)
         finally:
+            session.streams.remove(stream)
             self._filters.pop(stream, None)
         return None
 
@@ -225,8 +231,13 @@ class Mcp:
         id_ = request.headers.get(SESSION_HEADER)
         if id_ is None:
             return _refused(RpcError(jsonrpc.INVALID_REQUEST, f"the {SESSION_HEADER} header is missing"))
-        if not self._sessions.end(id_):
+        session = self._sessions.end(id_)
+        if session is None:
             return _refused(RpcError(jsonrpc.INVALID_REQUEST, "Session not found", status=404))
+        for cancel in list(session.cancels.values()):
+            cancel()
+        for stream in list(session.streams):
+            self._news.release(stream)
         return Response(200, content_type="")
 
     # tools, for both eras
@@ -309,6 +320,10 @@ class Mcp:
         self._news.send(message)
 
 
+MOST_WAITING = 1000
+"""Progress and log messages of one call that may wait to be sent; further ones are dropped."""
+
+_COMPLETE = {"resultType": "complete"}
 _CAPABILITIES = {"tools": {"listChanged": True}, "logging": {}}
 
 
@@ -324,6 +339,7 @@ class _Exchange:
         self._loop = loop
         self._stream: EventStream | None = None
         self._is_over = False
+        self._waiting = 0
 
     def notify(self, method: str, params: dict[str, object]) -> None:
         """From the tool's own thread; refused values raise there."""
@@ -332,6 +348,10 @@ class _Exchange:
         if method == "notifications/progress":
             params = {"progressToken": self._token, **params}
         text = jsonrpc.notification(method, to_json(params, "notification"))
+        if self._waiting >= MOST_WAITING:
+            # Faster than anybody can read: those that wait already tell the story.
+            return
+        self._waiting += 1
         self._loop.post(lambda: self._emit(text))
 
     def _wants(self, method: str, params: dict[str, object]) -> bool:
@@ -342,6 +362,7 @@ class _Exchange:
         return self._threshold is not None and era.LEVELS.index(str(params["level"])) >= self._threshold
 
     def _emit(self, text: bytes) -> None:
+        self._waiting -= 1
         if self._is_over:
             return
         if self._stream is None:
@@ -370,6 +391,13 @@ def _read_call(tool: Tool, message: Message, exchange: _Exchange, capabilities: 
     wishes = read_wishes(message.meta, exchange.request.headers.get("idempotency-key"))
     arguments = message.params.get("arguments")
     return Call(tool, {} if arguments is None else arguments, *wishes, exchange.notify, capabilities)
+
+
+def _names(capabilities: object) -> dict[str, object]:
+    """The capabilities that a client declares, by name alone: what it says beside them may be of any size."""
+    if not isinstance(capabilities, dict):
+        return {}
+    return {name: {} for name in list(capabilities)[:64] if len(name) <= 64}
 
 
 def _check_cursor(message: Message) -> None:

@@ -175,7 +175,7 @@ class _Outcome(NamedTuple):
     """How a call ended."""
 
     result: Result | None
-    problem: Exception | None
+    problem: BaseException | None
 
 
 class _Tools:
@@ -252,7 +252,7 @@ class _Tools:
         call = self._read(ctx, tool, arguments, inbox)
         cancels: list[Callable[[], None]] = []
 
-        def ended(result: Result | None, problem: Exception | None) -> None:
+        def ended(result: Result | None, problem: BaseException | None) -> None:
             self._tell(inbox.put_nowait, _Outcome(result, problem))
 
         def give_up() -> None:

@@ -11,6 +11,7 @@ from aenv.define.registry import Tool
 from aenv.errors import AEnvError, CallConflict, CallForgotten, ToolCancelled, ToolFailed
 from aenv.sandbox import jsonrpc
 from aenv.sandbox.encode import Result, fragment, text_of
+from aenv.sandbox.journal import CALL_ID_ALLOWED, is_call_id
 from aenv.sandbox.jsonrpc import RpcError
 
 CALL_ID_KEY = "aenv/callId"
@@ -31,8 +32,8 @@ class Wishes(NamedTuple):
 def read_wishes(meta: Mapping[str, Any], idempotency_key: str | None) -> Wishes:
     """From the request's `_meta`, or the header that means the same; RpcError when they cannot be meant."""
     call_id = meta.get(CALL_ID_KEY, idempotency_key)
-    if call_id is not None and not (isinstance(call_id, str) and 0 < len(call_id) <= 256):
-        raise RpcError(jsonrpc.INVALID_PARAMS, f"{CALL_ID_KEY!r} must be text of 1 to 256 characters")
+    if call_id is not None and not is_call_id(call_id):
+        raise RpcError(jsonrpc.INVALID_PARAMS, f"{CALL_ID_KEY!r} must be {CALL_ID_ALLOWED}")
     timeout = meta.get(TIMEOUT_KEY)
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
         raise RpcError(jsonrpc.INVALID_PARAMS, f"{TIMEOUT_KEY!r} must be seconds above zero")
@@ -70,7 +71,7 @@ def said(text: str) -> dict[str, Any]:
 def unknown(name: object, names: Mapping[str, object] | list[str]) -> str:
     """What is said of a tool that is not there."""
     near = did_you_mean(str(name), names)
-    return f"Unknown tool: {name}" + (f" ({near})" if near else "")
+    return f"Unknown tool: {str(name)[:200]}" + (f" ({near})" if near else "")
 
 
 def protocol_error(problem: AEnvError) -> RpcError:

@@ -17,10 +17,11 @@ from aenv.sandbox.encode import Result, fragment
 from aenv.sandbox.endpoint import Identity
 from aenv.sandbox.execute import Call, Executor
 from aenv.sandbox.http import Handler, Reply, Request, failure, success
+from aenv.sandbox.journal import CALL_ID_ALLOWED, is_call_id
 
 HEALTH_SECONDS = 10.0
 _HEALTHY = {"healthy", "success", "ok", "pass", "up"}
-_LONGEST_ID = 256
+_LONGEST_NAME = 200
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -111,11 +112,11 @@ class Routes:
 
     async def _call(self, request: Request, entry: Entry, parts: Mapping[str, str]) -> Reply:
         self._last_active = time.time()
-        call_id = request.headers.get("idempotency-key")
-        headers = [] if call_id is None else [("idempotency-key", call_id[:_LONGEST_ID])]
+        headers: list[tuple[str, str]] = []
         try:
-            _check_call_id(call_id)
-            call = Call(entry, {**_arguments(request), **parts}, call_id, _timeout(request))
+            if (call_id := _call_id(request)) is not None:
+                headers.append(("idempotency-key", call_id))
+            call = Call(entry, {**_arguments(request, entry), **parts}, call_id, _timeout(request))
             result = await self._executor.call(call)
         except AEnvError as error:
             return _refusal(error, headers)
@@ -169,7 +170,7 @@ class Routes:
 
     async def _author_health(self, request: Request, health: Endpoint) -> Reply:
         try:
-            call = Call(health, _query(request), None, min(HEALTH_SECONDS, _timeout(request) or HEALTH_SECONDS))
+            call = Call(health, _query(request, health), None, min(HEALTH_SECONDS, _timeout(request) or HEALTH_SECONDS))
             result = await self._executor.call(call)
         except ToolError as error:
             return _unhealthy({"status": "unhealthy", "last_active": self._last_active}, error)
@@ -182,6 +183,7 @@ class Routes:
         return _unhealthy(data, Unhealthy("the environment's health check says it is not healthy"))
 
     def _no_such_path(self, path: str) -> NotFound:
+        path = path[:_LONGEST_NAME]
         if path.startswith("/functions/"):
             return _unknown("function", unquote(path[len("/functions/") :]), self._registry.functions)
         known = [*self._exact, *(custom.endpoint.path for custom in self._custom), "/mcp"]
@@ -208,15 +210,20 @@ def _unhealthy(data: dict[str, Any], error: AEnvError) -> Reply:
 def _judged(result: Result) -> dict[str, Any]:
     """The health function's answer with a `status` that older clients understand."""
     value = result.value
-    if isinstance(value, dict):
-        status = str(value.get("status", "healthy"))
-        return {**value, "status": "healthy" if status.lower() in _HEALTHY - {"success"} else status}
-    if value is None or value is True:
-        return {"status": "healthy"}
-    if value is False:
-        return {"status": "unhealthy"}
-    status = str(value)
-    return {"status": "healthy" if status.lower() in _HEALTHY else status}
+    if not isinstance(value, dict):
+        return {"status": _status(True if value is None else value)}
+    said = next((value[key] for key in ("status", "healthy", "ok") if key in value), True)
+    return {**value, "status": _status(said)}
+
+
+def _status(said: object) -> str:
+    if isinstance(said, bool):
+        return "healthy" if said else "unhealthy"
+    text = str(said)
+    if text.lower() not in _HEALTHY:
+        return text
+    # Older clients know these two words, and no others.
+    return "success" if text.lower() == "success" else "healthy"
 
 
 _DEFAULT_HEALTH = {
@@ -235,8 +242,8 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile("".join(re.escape(part) if i % 2 == 0 else f"(?P<{part}>[^/]+)" for i, part in enumerate(parts)))
 
 
-def _arguments(request: Request) -> dict[str, Any]:
-    arguments = _query(request)
+def _arguments(request: Request, entry: Entry) -> dict[str, Any]:
+    arguments = _query(request, entry)
     if request.body:
         body = _body(request.body)
         # A body is what POST is for; what the query says beside it only fills in.
@@ -257,16 +264,31 @@ def _body(text: bytes) -> dict[str, Any]:
     return body
 
 
-def _query(request: Request) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    for name, value in parse_qsl(request.query, keep_blank_values=True, max_num_fields=1000):
-        read = _json_if_structured(value)
-        if name in arguments:
-            held = arguments[name]
-            arguments[name] = [*held, read] if isinstance(held, list) else [held, read]
-        else:
-            arguments[name] = read
-    return arguments
+def _query(request: Request, entry: Entry) -> dict[str, Any]:
+    """The query as arguments: all text, but lists and objects may be written as JSON where one is expected."""
+    try:
+        pairs = parse_qsl(request.query, keep_blank_values=True, max_num_fields=1000)
+    except ValueError:
+        raise RequestError("the query has more than 1000 fields", hint="send a body") from None
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        given.setdefault(name, []).append(value)
+    properties = entry.signature.input_schema["properties"]
+    return {name: _queried(values, _types(properties.get(name, {}))) for name, values in given.items()}
+
+
+def _queried(values: list[str], types: set[str]) -> Any:
+    if len(values) > 1:
+        return values
+    if "array" in types:
+        read = _json_if_structured(values[0])
+        return read if isinstance(read, list) else values
+    return values[0] if "string" in types else _json_if_structured(values[0])
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    members = [schema, *schema.get("anyOf", ())]
+    return {kind for member in members if isinstance(kind := member.get("type"), str)}
 
 
 def _json_if_structured(value: str) -> Any:
@@ -279,11 +301,11 @@ def _json_if_structured(value: str) -> Any:
     return value
 
 
-def _check_call_id(call_id: str | None) -> None:
-    if call_id is not None and not 0 < len(call_id) <= _LONGEST_ID:
-        raise RequestError(
-            f"the header Idempotency-Key has {len(call_id)} characters", hint="use 1 to 256, such as a UUID"
-        )
+def _call_id(request: Request) -> str | None:
+    call_id = request.headers.get("idempotency-key")
+    if call_id is not None and not is_call_id(call_id):
+        raise RequestError("the header Idempotency-Key cannot name a call", hint=f"use {CALL_ID_ALLOWED}")
+    return call_id
 
 
 def _timeout(request: Request) -> float | None:
@@ -300,6 +322,7 @@ def _timeout(request: Request) -> float | None:
 
 
 def _unknown(kind: str, name: str, shelf: Mapping[str, object]) -> NotFound:
+    name = name[:_LONGEST_NAME]
     near = did_you_mean(name, shelf)
     names = ", ".join(sorted(shelf)) or "none"
     return NotFound(f"there is no {kind} {name!r}", hint=near or f"{kind}s are: {names}", names=sorted(shelf))

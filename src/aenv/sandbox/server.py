@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from importlib import import_module
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 _BACKLOG = 1024
 _ACCEPT = 64
+_EVICTED = 16
+_PAUSE_SECONDS = 0.2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ForbiddenOrigin(RequestError):
@@ -72,13 +77,31 @@ class Server:
             listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
             self.loop.watch(listener.fileno(), partial(self._accept, listener))
         # A child that author code forks must hold neither the port nor a client after the server let go of them.
-        os.register_at_fork(after_in_child=self._let_go)
+        held = threading.local()
+
+        def hold() -> None:
+            # A signal between the fork and the child's first line would be lost to a handler that is not its own.
+            held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+        def release() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+        def let_go() -> None:
+            self._let_go()
+            release()
+
+        os.register_at_fork(before=hold, after_in_parent=release, after_in_child=let_go)
 
     def _let_go(self) -> None:
         descriptors = [listener.fileno() for listener in self._listeners]
         for descriptor in [*descriptors, *(connection.descriptor for connection in self.connections)]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        self.loop.forget()
+        # Ours would post to a loop that does not run in the child: `Process.terminate()` would do nothing.
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError):
+                signal.signal(number, signal.SIG_DFL)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Take no new requests, let those under way finish within `grace`, then hang up and end the loop."""
@@ -110,13 +133,28 @@ class Server:
         for _ in range(_ACCEPT):
             try:
                 client, _address = listener.accept()
-            except OSError:
-                # Nobody waits any more, or the one who did has left, or there is no descriptor to be had for it.
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room(listener)
+                # Else nobody waits any more, or the one who did has left.
                 return
             client.setblocking(False)  # noqa: FBT003 - the socket's own signature
             if client.family != socket.AF_UNIX:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(self, client)
+
+    def _make_room(self, listener: socket.socket) -> None:
+        """No descriptor is left for a client that waits: let the longest idle go, and look again in a moment."""
+        idle = [connection for connection in self.connections if not connection.is_busy]
+        for connection in sorted(idle, key=lambda one: one.used_at)[:_EVICTED]:
+            connection.close()
+        self.loop.unwatch(listener.fileno())
+
+        def look_again() -> None:
+            if not self.is_closing:
+                self.loop.watch(listener.fileno(), partial(self._accept, listener))
+
+        self.loop.later(0.0 if idle else _PAUSE_SECONDS, look_again)
 
     def _handle(self, request: Request) -> Reply | Awaitable[Reply]:
         if (refusal := self._foreign(request)) is not None:
@@ -189,9 +227,12 @@ def serve(
     """Serve until SIGTERM, SIGINT or the end of the lifeline; `ready` is called when the sockets are being answered."""
 
     def ask(number: int, frame: object) -> None:
+        if server.is_closing:
+            # Asked twice: whoever asks is in a hurry.
+            os._exit(128 + number)
         server.loop.post(server.stop)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, ask)
 
     def started() -> None:
@@ -224,7 +265,10 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 @lru_cache(maxsize=256)
 def _names_loopback(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
     return name == "localhost" or name.endswith(".localhost") or _is_loopback_address(name)
 
 

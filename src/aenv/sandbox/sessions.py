@@ -22,6 +22,7 @@ class Session:
     capabilities: dict[str, object] = field(default_factory=dict)
     log_level: str = "debug"
     cancels: dict[str | int, Callable[[], None]] = field(default_factory=dict)
+    streams: list[EventStream] = field(default_factory=list)
 
 
 class Sessions:
@@ -43,9 +44,9 @@ class Sessions:
             self._held.move_to_end(id_)
         return session
 
-    def end(self, id_: str) -> bool:
-        """Forget it; whether there was one."""
-        return self._held.pop(id_, None) is not None
+    def end(self, id_: str) -> Session | None:
+        """Forget it; the session that it was, if there was one."""
+        return self._held.pop(id_, None)
 
 
 class Streams:
@@ -56,8 +57,8 @@ class Streams:
         self._open: dict[EventStream, Future[None]] = {}
         self._beat: Timer | None = None
 
-    async def hold(self, request: Request, stream: EventStream) -> None:
-        """Keep the stream until its client leaves or the server closes."""
+    async def hold(self, request: Request, stream: EventStream, *, last: bytes | None = None) -> None:
+        """Keep the stream until its client leaves or the server closes; `last` is what it is told then."""
         left: Future[None] = Future()
         self._open[stream] = left
         request.on_disconnect = lambda: left.set(None)
@@ -66,13 +67,21 @@ class Streams:
             await left
         finally:
             del self._open[stream]
+            if last is not None:
+                stream.send(last)
             stream.close()
 
     def send(self, message: Callable[[EventStream], bytes | None]) -> None:
         """To each stream what `message` makes for it, if anything."""
-        for stream in self._open:
+        # A copy: a client that turns out to be gone is taken out while we write.
+        for stream in list(self._open):
             if (text := message(stream)) is not None:
                 stream.send(text)
+
+    def release(self, stream: EventStream) -> None:
+        """Let one stream go."""
+        if (left := self._open.get(stream)) is not None:
+            left.set(None)
 
     def close(self) -> None:
         """Let every stream go."""
@@ -83,8 +92,6 @@ class Streams:
             left.set(None)
 
     def _pulse(self) -> None:
-        self._beat = None
-        for stream in self._open:
+        self._beat = self._loop.later(BEAT_SECONDS, self._pulse) if self._open else None
+        for stream in list(self._open):
             stream.comment()
-        if self._open:
-            self._beat = self._loop.later(BEAT_SECONDS, self._pulse)

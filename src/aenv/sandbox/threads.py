@@ -8,9 +8,25 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from aenv.errors import ToolError
+
 Deliver = Callable[[object, BaseException | None], None]
 
 _IDLE_SECONDS = 30.0
+_HUNG = 4
+"""Threads that were given up and still run may be this many times the limit; then no further call is taken."""
+
+
+class TooManyHung(ToolError):
+    """So many calls hang that no more are taken."""
+
+    code, status, retryable = "tool.too_many_hung", 503, True
+
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"{count} calls that were given up still run, so no further one is taken",
+            hint="end what they wait for, or start the environment anew",
+        )
 
 
 class _Job:
@@ -32,6 +48,7 @@ class Threads:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._lost = 0
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[_Job] = SimpleQueue()
         self._alive = 0
@@ -42,6 +59,8 @@ class Threads:
         """Run `work` in a thread and `deliver` its outcome from there; returns the function that gives it up."""
         job = _Job(work, deliver)
         with self._lock:
+            if self._lost >= _HUNG * self._limit:
+                raise TooManyHung(self._lost)
             starts = self._idle <= 0 and self._alive < self._limit
             if starts:
                 self._alive += 1
@@ -53,7 +72,13 @@ class Threads:
         return lambda: self._give_up(job)
 
     def _start(self) -> None:
-        threading.Thread(target=self._serve, name="aenv-call", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, name="aenv-call", daemon=True).start()
+        except RuntimeError:
+            # No thread is to be had; the call waits for one that ends.
+            with self._lock:
+                self._alive -= 1
+                self._idle -= 1
 
     def _give_up(self, job: _Job) -> None:
         with self._lock:
@@ -61,6 +86,7 @@ class Threads:
             if job.state != "done":
                 job.state = "given up"
             # Its thread no longer counts; a call that waits for one gets another in its place.
+            self._lost += was_running
             replaces = was_running and self._idle < 0
             if was_running and not replaces:
                 self._alive -= 1
@@ -94,6 +120,7 @@ class Threads:
         """Whether the thread that ran the job still belongs to the pool."""
         with self._lock:
             if job.state == "given up":
+                self._lost -= 1
                 return False
             job.state = "done"
             self._idle += 1

@@ -33,7 +33,7 @@ Examples:
 def test(work_dir: Path, arguments: tuple[str, ...]) -> int:
     """Serve a project and run its tests against it.
 
-    The tests find its address in AENV_TEST_URL; clients of the SDK find it by themselves.
+    The tests find its address in AENV_TEST_URL, and in DUMMY_INSTANCE_IP.
     """
     project = read(work_dir)
     command = _command(project, arguments)
