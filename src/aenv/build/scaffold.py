@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -44,8 +45,10 @@ def scaffold(
     """
     description = find_template(template)
     if config_only:
-        # The code is somebody else's, and so are the words for it.
-        files: Files = {CONFIG: render(template, name, version, description="")[CONFIG]}
+        # The code is somebody else's, and so are the words for it, its image and its tests.
+        config = json.loads(render(template, name, version, description="")[CONFIG])
+        config["buildConfig"], config["testConfig"] = {}, {"script": ""}
+        files: Files = {CONFIG: json.dumps(config, indent=2) + "\n"}
     else:
         files = render(template, name, version, description)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -241,6 +242,8 @@ def serve(
             server.loop.watch(lifeline, lambda mask: _follow_owner())
         ready()
 
+    # What is loaded by now stays: a collection need not look at it again, nor touch its memory.
+    gc.freeze()
     server.loop.run(started)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv.errors import CallConflict, CallForgotten, RequestError, ToolError, ToolFailed
+from aenv.errors import ArgumentsInvalid, CallConflict, CallForgotten, ToolError, ToolFailed
 from aenv.sandbox.encode import Result, to_result
 from aenv.sandbox.journal import Journal, fingerprint
 from aenv.sandbox.loop import Future, start
@@ -60,15 +60,15 @@ def test_a_failure_is_told_again_and_not_run_again() -> None:
 
 def test_a_call_that_was_refused_leaves_its_id_free() -> None:
     calls = Calls()
-    [refusal] = calls.ask("a", RequestError("wrong"))
-    assert isinstance(refusal, RequestError)
+    [refusal] = calls.ask("a", ArgumentsInvalid("wrong"))
+    assert isinstance(refusal, ArgumentsInvalid)
     assert calls.ask("a", 2) == [2]
 
 
 def test_whoever_joined_a_call_that_was_refused_is_told_as_well() -> None:
     calls = Calls()
     gate: Future[None] = Future()
-    refusal = RequestError("wrong")
+    refusal = ArgumentsInvalid("wrong")
     first, second = calls.ask("a", refusal, gate=gate), calls.ask("a", refusal, gate=gate)
     gate.set(None)
     assert first == second == [refusal]

@@ -151,7 +151,9 @@ def _classes(handler: ast.ExceptHandler) -> list[ast.expr]:
 
 def _distributions(module: str, installed: Mapping[str, list[str]]) -> set[str]:
     """Under which names a package that brings the module may be listed."""
-    names = {module, _KNOWN.get(module, module), f"python-{module}", f"py{module}", *installed.get(module, ())}
+    # What an environment needs to be one at all comes with us, and authors may use it.
+    ours = {"aenvironment"} if module == "pydantic" else set()
+    names = {*ours, module, _KNOWN.get(module, module), f"python-{module}", f"py{module}", *installed.get(module, ())}
     return {_normal(name) for name in names}
 
 

@@ -23,6 +23,7 @@ from aenv.build.watching import Snapshot, changed, snapshot
 from aenv.cli.options import work_dir_option
 from aenv.cli.output import say
 from aenv.cli.report import report_error
+from aenv.cli.signals import ending_orderly
 from aenv.errors import AddressError, AEnvError
 
 LOOK_SECONDS = 0.3
@@ -74,10 +75,11 @@ def run(work_dir: Path, host: str, port: int, quiet: bool, reloads: bool, inspec
     if not _is_loopback(host):
         say(f"warning: whoever reaches {host} can call these tools: there is no authentication", style="yellow")
     try:
-        if not reloads:
-            return _serve_once(project, options)
-        while True:
-            _serve_until_change(work_dir, options)
+        with ending_orderly():
+            if not reloads:
+                return _serve_once(project, options)
+            while True:
+                _serve_until_change(work_dir, options)
     except KeyboardInterrupt:
         # The way to end it: not a failure.
         return 0

@@ -15,6 +15,7 @@ from aenv.build.project import Project, read
 from aenv.build.serving import served
 from aenv.cli.options import work_dir_option
 from aenv.cli.output import say
+from aenv.cli.signals import ending_orderly
 from aenv.errors import ProjectError
 
 TAIL = 40
@@ -38,7 +39,7 @@ def test(work_dir: Path, arguments: tuple[str, ...]) -> int:
     project = read(work_dir)
     command = _command(project, arguments)
     log: deque[str] = deque(maxlen=TAIL)
-    with served(work_dir, log=log.append) as server:
+    with ending_orderly(), served(work_dir, log=log.append) as server:
         environ = {**os.environ, "AENV_TEST_URL": server.url, "DUMMY_INSTANCE_IP": server.url}
         # The tools beside this Python, pytest above all, before whatever else the PATH has.
         environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import textwrap
 import threading
@@ -20,6 +19,7 @@ from aenv.build.validate.findings import CheckFailed, Finding, Level, Report, Se
 from aenv.build.validate.visit import Note
 from aenv.cli.options import output_option
 from aenv.cli.output import Output, Progress, show
+from aenv.cli.signals import ending_orderly
 from aenv.errors import AEnvError
 
 EXAMPLES = """
@@ -62,7 +62,7 @@ def validate(folder: Path, level: Level, output: Output, strict: bool) -> int:
 
     Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
     """
-    with _ending_orderly(), _watching(folder) as note:
+    with ending_orderly(), _watching(folder) as note:
         report = _check(folder, level, note)
     if output == "table":
         _print(report)
@@ -101,20 +101,6 @@ def _watching(folder: Path) -> Iterator[Note]:
         finally:
             timer.cancel()
             timer.join()
-
-
-@contextmanager
-def _ending_orderly() -> Iterator[None]:
-    """Let those who end us from outside, such as CI, have what we started ended too: as Ctrl-C does."""
-    # What is ignored already, as nohup does, stays ignored.
-    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ends:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in ends:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _print(report: Report) -> None:
