@@ -310,7 +310,7 @@ def test_a_call_id_that_is_none_is_refused(env: Environment, key: str) -> None:
 
 def test_rewards_and_functions_run_once_too(env: Environment) -> None:
     for path in ("/task/reward", "/functions/touch"):
-        headers = {"idempotency-key": f"once {path}"}
+        headers = {"idempotency-key": f"once{path}"}
         first, second = (env.post(path, headers=headers).data for _ in range(2))
         assert first == second
 
