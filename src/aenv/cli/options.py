@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from aenv.model.ref import EnvRef
-
 output_option = click.option(
     "-o",
     "--output",
@@ -25,13 +23,3 @@ work_dir_option = click.option(
     show_default=True,
     help="Folder to work in.",
 )
-
-
-class RefType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only, and 8.1 is our floor
-    """An argument such as `my-env` or `my-env@1.0.0`; RefError, with its hint, for anything else."""
-
-    name = "ref"
-
-    def convert(self, value: str | EnvRef, param: click.Parameter | None, ctx: click.Context | None) -> EnvRef:
-        """Parse the text; a default may be an EnvRef already."""
-        return value if isinstance(value, EnvRef) else EnvRef.parse(value)

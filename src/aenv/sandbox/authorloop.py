@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from aenv.sandbox.threads import Deliver
 
-Deliver = Callable[[object, BaseException | None], None]
+logger = logging.getLogger(__name__)
 
 
 class AuthorLoop:

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from aenv.define.registry import Registry
@@ -184,31 +185,28 @@ def open_listener(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    hint = "end the other program, or choose another port with --port"
+    return _listening(listener, address, f"{host}:{port}", hint)
+
+
+def open_unix_listener(path: Path) -> socket.socket:
+    """A unix socket that listens; a stale file of a server that is gone is replaced, a live one is not."""
+    if path.is_socket() and not _answers(path):
+        # Whoever may not remove it is told by the bind that follows.
+        with contextlib.suppress(OSError):
+            path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _listening(listener, str(path), repr(str(path)), "choose another path with --uds")
+
+
+def _listening(listener: socket.socket, address: Any, shown: str, hint: str) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as problem:
         listener.close()
         raise AddressError(
-            f"cannot listen on {host}:{port}: {os.strerror(problem.errno or 0).lower()}",
-            hint="end the other program, or choose another port with --port",
-        ) from problem
-    return listener
-
-
-def open_unix_listener(path: Path) -> socket.socket:
-    """A unix socket that listens; a stale file of a server that is gone is replaced, a live one is not."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
-        listener.bind(str(path))
-        listener.listen(_BACKLOG)
-    except OSError as problem:
-        listener.close()
-        raise AddressError(
-            f"cannot listen on {str(path)!r}: {os.strerror(problem.errno or 0).lower()}",
-            hint="choose another path with --uds",
+            f"cannot listen on {shown}: {os.strerror(problem.errno or 0).lower()}", hint=hint
         ) from problem
     return listener
 

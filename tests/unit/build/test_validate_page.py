@@ -107,7 +107,7 @@ def test_json_is_one_object_alone_on_stdout(project: Path, capsys: pytest.Captur
     assert main(["validate", str(project), "--level", "static", "-o", "json"]) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert list(report) == ["project", "level", "findings", "summary", "checks", "duration_s"]
+    assert list(report) == ["project", "level", "findings", "summary", "checks", "measured", "duration_s"]
     assert report["project"] == str(project)
     assert report["summary"] == {"error": 1, "warning": 0, "info": 0}
     assert [list(finding) for finding in report["findings"]] == [["code", "severity", "where", "message", "remedy"]]

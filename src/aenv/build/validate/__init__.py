@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from aenv.build.validate.catalog import RUN, SERVED, STATIC
 from aenv.build.validate.declared import read_declared
-from aenv.build.validate.findings import SEVERITIES, Check, Finding, Level, Report
+from aenv.build.validate.findings import SEVERITIES, Check, Finding, Level, Measured, Report
 from aenv.build.validate.page import render
 from aenv.build.validate.processes import can_see
+from aenv.build.validate.running import measure
 from aenv.build.validate.subject import Subject, read
 from aenv.build.validate.trial import try_out
 from aenv.build.validate.visit import Note
@@ -37,11 +38,10 @@ def validate(folder: Path, *, level: Level = "runtime", note: Note = _say_nothin
     subject = read(folder)
     tally.run(STATIC, subject)
     is_partial = level == "runtime" and tally.is_fatal
-    if level == "runtime" and not is_partial:
-        _run(subject, tally, note)
+    measured = _run(subject, tally, note) if level == "runtime" and not is_partial else None
     findings = sorted(tally.findings, key=lambda finding: SEVERITIES.index(finding.severity))
     duration = time.monotonic() - began
-    return Report(subject.folder, level, tuple(findings), tuple(tally.codes), duration, is_partial)
+    return Report(subject.folder, level, tuple(findings), tuple(tally.codes), duration, is_partial, measured)
 
 
 class _Tally:
@@ -61,9 +61,11 @@ class _Tally:
             self.is_fatal |= check.is_fatal and bool(found)
 
 
-def _run(subject: Subject, tally: _Tally, note: Note) -> None:
+def _run(subject: Subject, tally: _Tally, note: Note) -> Measured | None:
     assert subject.spec is not None, "a project without a config.json has a fatal finding"
     trial = try_out(subject.folder, subject.spec, read_declared(subject.spec)[0], note)
     tally.run(RUN, trial)
-    if trial.visit is not None:
-        tally.run(SERVED, trial.visit)
+    if trial.visit is None:
+        return None
+    tally.run(SERVED, trial.visit)
+    return measure(trial.visit)

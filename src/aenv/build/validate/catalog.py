@@ -353,11 +353,4 @@ SERVED: tuple[Check[Visit], ...] = (
         running.find_memory,
         needs_proc=True,
     ),
-    Check(
-        "envelope.measured",
-        "info",
-        "What the start, the health check and the memory came to.",
-        "",
-        running.measure,
-    ),
 )

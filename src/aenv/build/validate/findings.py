@@ -73,6 +73,15 @@ class Check(Generic[T]):
         ]
 
 
+class Measured(NamedTuple):
+    """What running the project took; None where it could not be seen."""
+
+    start_s: float
+    peak_bytes: int | None
+    memory_limit_bytes: int
+    health_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All that was found; `checks` are the codes that ran, `is_partial` tells that fatal findings stopped the rest."""
@@ -83,6 +92,7 @@ class Report:
     checks: tuple[str, ...]
     duration_s: float
     is_partial: bool = False
+    measured: Measured | None = None
 
     def summary(self) -> Mapping[Severity, int]:
         """How many findings there are of each severity."""
@@ -97,5 +107,6 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "summary": {str(severity): count for severity, count in self.summary().items()},
             "checks": list(self.checks),
+            "measured": None if self.measured is None else self.measured._asdict(),
             "duration_s": round(self.duration_s, 3),
         }

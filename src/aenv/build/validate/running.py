@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aenv.build.serving import StartFailed
-from aenv.build.validate.findings import Flaw
+from aenv.build.validate.findings import Flaw, Measured
 from aenv.build.validate.trial import Trial
 from aenv.build.validate.visit import Visit
 from aenv.errors import LoadError
@@ -99,14 +99,10 @@ def find_memory(visit: Visit) -> Iterator[Flaw]:
         yield Flaw("server", f"took {_mebibytes(visit.peak_bytes)} of memory, and deployConfig allows {allowed}")
 
 
-def measure(visit: Visit) -> Iterator[Flaw]:
-    """envelope.measured."""
-    facts = [f"was ready after {visit.start_seconds:.2f} s"]
-    if visit.peak_bytes is not None:
-        facts.append(f"took {_mebibytes(visit.peak_bytes)} of {_mebibytes(visit.memory_limit)} memory")
-    if visit.health is not None:
-        facts.append(f"answered /health in {visit.health.seconds * 1000:.0f} ms")
-    yield Flaw("server", ", ".join(facts))
+def measure(visit: Visit) -> Measured:
+    """What the start, the memory and the health check came to."""
+    health_s = None if visit.health is None else round(visit.health.seconds, 4)
+    return Measured(round(visit.start_seconds, 3), visit.peak_bytes, visit.memory_limit, health_s)
 
 
 def _cause(problem: StartFailed) -> object:

@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 from aenv.build.validate import validate as check
-from aenv.build.validate.findings import CheckFailed, Finding, Level, Report, Severity
+from aenv.build.validate.findings import CheckFailed, Finding, Level, Measured, Report, Severity
 from aenv.build.validate.visit import Note
-from aenv.cli.options import output_option
+from aenv.cli.options import output_option, work_dir_option
 from aenv.cli.output import Output, Progress, show
 from aenv.cli.signals import ending_orderly
 from aenv.errors import AEnvError
@@ -40,12 +40,13 @@ _UNBOUNDED = 100_000
 
 @click.command(epilog=EXAMPLES)
 @click.argument(
-    "folder",
+    "path",
     metavar="[PATH]",
-    default=".",
+    required=False,
     # Whether it can be read is for the check to say: exit code 3, not a wrong command line.
     type=click.Path(exists=True, file_okay=False, readable=False, path_type=Path),
 )
+@work_dir_option
 @click.option(
     "--level",
     type=click.Choice(["static", "runtime"]),
@@ -55,13 +56,14 @@ _UNBOUNDED = 100_000
 )
 @output_option
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
-def validate(folder: Path, level: Level, output: Output, strict: bool) -> int:
+def validate(path: Path | None, work_dir: Path, level: Level, output: Output, strict: bool) -> int:
     """Check a project and say what to correct.
 
-    PATH is its folder, the current one unless given.
+    PATH is its folder; --work-dir says the same.
 
     Exits with 0 if there are no errors, 1 if there are, 3 if the checks could not be made.
     """
+    folder = work_dir if path is None else path
     with ending_orderly(), _watching(folder) as note:
         report = _check(folder, level, note)
     if output == "table":
@@ -150,10 +152,21 @@ def _wrap(text: str, width: int, indent: str) -> Iterator[str]:
 def _closing(report: Report, width: int) -> Iterator[str]:
     if report.is_partial:
         yield from _wrap("the project was not run: correct the errors above first, then look again", width, "")
+    if report.measured is not None:
+        yield from _wrap(_figures(report.measured), width, "")
     summary = report.summary()
     counts = [_count(summary[severity], severity) for severity in ("error", "warning") if summary[severity]]
     verdict = ", ".join(counts) or click.style("no errors, no warnings", fg="green")
     yield f"{verdict} in {report.duration_s:.1f} s"
+
+
+def _figures(measured: Measured) -> str:
+    facts = [f"ready after {measured.start_s:.2f} s"]
+    if measured.peak_bytes is not None:
+        facts.append(f"{measured.peak_bytes >> 20} MiB of {measured.memory_limit_bytes >> 20} MiB memory")
+    if measured.health_s is not None:
+        facts.append(f"/health in {measured.health_s * 1000:.0f} ms")
+    return f"measured: {', '.join(facts)}"
 
 
 def _count(number: int, severity: Severity) -> str:
