@@ -9,9 +9,9 @@
 | Enum | its value |
 | datetime, date, time | ISO 8601 text |
 | timedelta | seconds |
-| UUID, Path, Decimal | text |
+| UUID, Path, finite Decimal | text |
 | numpy or torch scalar, array | number, nested arrays |
-| NaN, Infinity, bytes, anything else | refused |
+| NaN, Infinity, bytes, half a surrogate pair, two keys with one text, anything else | refused |
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ def to_result(value: object) -> Result:
     if blocks is not None:
         return Result({"content": blocks}, dumps({"content": blocks}), blocks)
     plain = to_json(value)
-    return Result(plain, dumps(plain))
+    try:
+        return Result(plain, dumps(plain, strict=True))
+    except UnicodeEncodeError as problem:
+        raise ResultInvalid(
+            f"result holds text that is not Unicode: {problem.reason} at {problem.object[problem.start]!r}",
+            hint='decode bytes with errors="replace" instead of "surrogateescape"',
+        ) from None
 
 
 def to_json(value: object, path: str = "result", depth: int = 0) -> Any:
@@ -72,7 +78,10 @@ def to_json(value: object, path: str = "result", depth: int = 0) -> Any:
 
 
 def _object(value: Mapping[object, object], path: str, depth: int) -> dict[str, Any]:
-    return {_key(key, path): to_json(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+    plain = {_key(key, path): to_json(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+    if len(plain) < len(value):
+        raise ResultInvalid(f"{path} has two keys that are the same as text", hint="make the keys text, each its own")
+    return plain
 
 
 def _key(key: object, path: str) -> str:
@@ -128,13 +137,19 @@ def _simple(value: Any, path: str) -> Any:
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, _TEXT):
-        return str(value)
+        return _as_text(value, path)
     for kind in (str, int):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, float):
         return _finite(float(value), path)
     return _UNKNOWN
+
+
+def _as_text(value: Any, path: str) -> str:
+    if isinstance(value, decimal.Decimal) and not value.is_finite():
+        _finite(float(value), path)
+    return str(value)
 
 
 def _ordered(values: set[Any] | frozenset[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, UserDict
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
@@ -71,6 +72,9 @@ def test_kinds_of_mappings_sequences_and_scalars_become_the_plain_ones() -> None
         (Scalar, "result is of type type"),
         ({True: 1}, "has the key True of type bool"),
         ({None: 1}, "has the key None"),
+        ({1: "a", "1": "b"}, "two keys that are the same"),
+        ([Decimal("NaN")], "result[0] is nan"),
+        ("half \ud800", "not Unicode"),
     ],
 )
 def test_the_place_of_what_cannot_be_carried_is_told(value: Any, place: str) -> None:

@@ -34,6 +34,10 @@ class Trial:
     temporary: tuple[str, ...] = ()
 
 
+PATIENCE_SECONDS = 60.0
+"""How long a project may take to start before it counts as one that does not."""
+
+
 def try_out(folder: Path, spec: EnvSpec, declared: Declared, note: Note) -> Trial:
     """Serve the project, visit it, stop it, and end whatever is left of it.
 
@@ -48,7 +52,7 @@ def try_out(folder: Path, spec: EnvSpec, declared: Declared, note: Note) -> Tria
         try:
             note("starting the server")
             began = time.monotonic()
-            with served(folder, log=trial.log.append, environ=environ) as server:
+            with served(folder, log=trial.log.append, environ=environ, patience=PATIENCE_SECONDS) as server:
                 trial.visit = Visit(declared, start_seconds=time.monotonic() - began)
                 trial.visit.memory_limit = spec.deploy.memory_bounds().limit
                 look_around(trial.visit, server, note)
