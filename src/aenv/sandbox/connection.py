@@ -29,7 +29,9 @@ DRAIN_SECONDS = 60.0
 PARTIAL_SECONDS = 60.0
 """How long the next part of a request may take: a client that stops half-way must not hold a connection for ever."""
 _PIPELINE = 16
-_READ = 256 * 1024
+_READ = 64 * 1024
+"""With four times as much, the allocator gave the buffer back to the kernel and fetched it anew for every read, which
+took a third of a call's time."""
 _MOST_UNSENT = 8 * 2**20
 
 
@@ -217,7 +219,7 @@ class Connection:
         assert self._request is not None
         headers = self._request.headers = _header_table(self._headers)
         self._is_in_head = False
-        if self._arrived > MAX_HEADERS and self._size_ofhead_of() > MAX_HEADERS:
+        if self._head_size + self._arrived > MAX_HEADERS and self._size_of_head() > MAX_HEADERS:
             raise _HeadTooLarge(f"the request's head is larger than {MAX_HEADERS} bytes")
         if (length := headers.get("content-length")) is not None and int(length) > self._host.max_body:
             raise _too_large(self._host.max_body)
@@ -227,7 +229,7 @@ class Connection:
         if headers.get("expect", "").lower() == "100-continue" and self._current is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _size_ofhead_of(self) -> int:
+    def _size_of_head(self) -> int:
         return len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
 
     def on_body(self, body: bytes) -> None:
