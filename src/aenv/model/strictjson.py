@@ -145,7 +145,9 @@ def _excerpt(line: str, index: int) -> str:
 
 
 def _syntax_hint(before: str, after: str) -> str | None:
-    if before.endswith(",") and after[:1] in {"}", "]"}:
+    # Python 3.13 points at the comma, older ones behind it.
+    behind = after[1:].lstrip() if after[:1] == "," else after if before.endswith(",") else ""
+    if behind[:1] in {"}", "]"}:
         return "remove the comma before the closing bracket"
     if after[:1] == "'":
         return "JSON takes double quotes"
