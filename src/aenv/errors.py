@@ -14,6 +14,15 @@ AEnvError
 │   ├── PayloadTooLarge
 │   ├── CallConflict       one call id, two different calls
 │   └── CallForgotten      the call ran, its result is no longer held
+├── EngineError            a sandbox cannot be started, reached or copied
+│   ├── EngineUnavailable  this machine does not give what the engine needs
+│   ├── EngineLost         the engine's own process ended under the request
+│   ├── SandboxFailed      the sandbox did not come up
+│   │   └── SandboxTimedOut  it did not answer in time
+│   ├── PythonFailed       its Python environment cannot be made
+│   ├── SandboxGone        it has ended, or never was
+│   ├── ForkRefused        its state cannot be copied now
+│   └── ExecTimedOut       a command in it took longer than allowed
 └── ToolError              the author's function ran and did not give a result
     ├── ToolFailed         it raised
     ├── ToolTimedOut       it took longer than allowed
@@ -126,6 +135,60 @@ class CallForgotten(RequestError):
     """The call ran to its end, but its result is no longer held; it is not run again."""
 
     code, status = "call.forgotten", 410
+
+
+class EngineError(AEnvError):
+    """A sandbox cannot be started, reached or copied."""
+
+    code = "engine.error"
+
+
+class EngineUnavailable(EngineError):
+    """This machine, or its configuration, does not give what the engine needs."""
+
+    code, status, exit_code = "engine.unavailable", 503, 3
+
+
+class EngineLost(EngineError):
+    """The engine's own process ended under the request; the next one starts it anew."""
+
+    code, status, retryable = "engine.lost", 503, True
+
+
+class SandboxFailed(EngineError):
+    """The sandbox did not come up; `details` hold the reason, the log's tail and, for author code, its traceback."""
+
+    code, status = "engine.start_failed", 422
+
+
+class SandboxTimedOut(SandboxFailed):
+    """The sandbox did not answer in time."""
+
+    code, status = "engine.start_timed_out", 504
+
+
+class PythonFailed(EngineError):
+    """The Python environment of requirements.txt cannot be made; `details["output"]` holds the installer's words."""
+
+    code, status = "engine.python_failed", 422
+
+
+class SandboxGone(EngineError):
+    """The sandbox has ended, or never was; `details` hold the reason and the log's tail."""
+
+    code, status, exit_code = "engine.sandbox_gone", 410, 4
+
+
+class ForkRefused(EngineError):
+    """The sandbox's state cannot be copied; `details["obstacles"]` lists what stands in the way."""
+
+    code, status, exit_code = "engine.fork_refused", 409, 5
+
+
+class ExecTimedOut(EngineError):
+    """A command in the sandbox took longer than allowed, and was killed."""
+
+    code, status = "engine.exec_timed_out", 504
 
 
 class ToolError(AEnvError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from ipaddress import ip_network
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from aenv._util import duration, quantity
 from aenv._util.nearest import ask, did_you_mean
@@ -16,7 +19,13 @@ from aenv.model.problems import Problem, Rejected
 Status = Literal["Init", "Pending", "Creating", "Created", "Testing", "Verified", "Ready", "Released", "Failed"]
 Network = Literal["public", "no-network", "allowlist"]
 McpRuntime = Literal["core", "official"]
+Isolation = Literal["namespaces", "gvisor"]
 OperatingSystem = Literal["linux"]
+
+_LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?"
+_HOST_ALLOWED = 'a host such as "pypi.org", "*.pypi.org" or "pypi.org:443", nor an address such as "10.0.0.0/8"'
+_LONGEST_HOST = 253
 
 # Nobody means two bytes by "2": below this a unit was forgotten.
 _LEAST_BYTES = 2**20
@@ -102,6 +111,28 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _check_count(value: int) -> int:
+    if value < 1:
+        raise Unreadable(value, "a whole number from 1 on")
+    return value
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    wrong = [
+        Problem(str(place), host, f"is not {_HOST_ALLOWED}") for place, host in enumerate(hosts) if not _is_host(host)
+    ]
+    if wrong:
+        raise Rejected(wrong)
+    return hosts
+
+
+def _is_host(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ip_network(text, strict=False)
+        return True
+    return len(text) <= _LONGEST_HOST and re.fullmatch(_HOST, text) is not None
+
+
 Name = Annotated[
     str,
     PlainValidator(_check_name),
@@ -121,6 +152,7 @@ VersionText = Annotated[
 ]
 StatusWord = Annotated[Status, _one_of(Status), BeforeValidator(_settle_case)]
 NetworkWord = Annotated[Network, _one_of(Network)]
+IsolationWord = Annotated[Isolation, _one_of(Isolation)]
 McpRuntimeWord = Annotated[McpRuntime, _one_of(McpRuntime)]
 OperatingSystemWord = Annotated[OperatingSystem, _one_of(OperatingSystem)]
 Cpu = Annotated[
@@ -153,5 +185,7 @@ DurationText = Annotated[
     WithJsonSchema({"type": "string", "pattern": duration.PATTERN, "examples": ["90s", "30m", "1h30m"]}),
 ]
 Port = Annotated[int, AfterValidator(_check_port), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 65535})]
+Count = Annotated[int, AfterValidator(_check_count), WithJsonSchema({"type": "integer", "minimum": 1})]
+Hosts = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_check_hosts)]
 Replicas = Annotated[int, AfterValidator(_check_replicas), WithJsonSchema({"type": "integer", "minimum": 1})]
 Variables = Annotated[dict[str, str], AfterValidator(_check_variables)]

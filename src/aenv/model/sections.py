@@ -12,8 +12,11 @@ from aenv._util.duration import parse_duration
 from aenv._util.quantity import parse_bytes, parse_cpu
 from aenv.model.fields import (
     Bytes,
+    Count,
     Cpu,
     DurationText,
+    Hosts,
+    IsolationWord,
     McpRuntimeWord,
     NetworkWord,
     OperatingSystemWord,
@@ -153,11 +156,26 @@ class DeployConfig(Section):
     arca_template_id: str | None = Field(default=None, examples=["tpl-1"])
     """Template that the arca engine starts; needed there, ignored elsewhere."""
     network: NetworkWord = "public"
-    """What a sandbox may reach: everything, nothing, or a list of hosts."""
-    isolation: str | None = Field(default=None, examples=["namespaces"])
-    """How strongly a sandbox is kept apart from its host; the engine's default if not said."""
+    """What a sandbox may reach: `public` everything, `no-network` nothing, `allowlist` the hosts of networkAllow."""
+    network_allow: Hosts = Field(default=(), examples=[["pypi.org", "*.pythonhosted.org:443", "10.0.0.0/8"]])
+    """Hosts that a sandbox may reach when network is `allowlist`: names, `*.` names, addresses; each with a port if
+    only that one is meant."""
+    isolation: IsolationWord | None = None
+    """How strongly a sandbox is kept apart from its host: `namespaces`, or `gvisor` for a kernel of its own; the
+    engine's default if not said."""
     preload: bool | None = None
-    """Whether the code may be imported once and copied into each sandbox; the engine decides if not said."""
+    """Whether the code may be imported once, before an instance has its variables, and copied into each sandbox."""
+    forkable: bool = False
+    """Whether a live instance can be copied, memory and files; its sandbox then keeps the rights which that takes."""
+    command: tuple[str, ...] = Field(default=(), strict=False, examples=[["node", "server.js"]])
+    """Command that serves instead of the built-in server: it finds its listening socket as descriptor 3, told by
+    `LISTEN_FDS`, and answers `GET /health` there."""
+    run_as_root: bool = False
+    """Whether code sees itself as root; it has root's rights over nothing but its own files."""
+    processes: Count = 1024
+    """Processes and threads that a sandbox may have at once."""
+    open_files: Count = 4096
+    """Files that one process may have open."""
     cpu_request: Cpu | None = None
     """CPU promised; `cpu` if not said."""
     cpu_limit: Cpu | None = None

@@ -21,7 +21,7 @@ from aenv.errors import AddressError, AEnvError, ConfigError
 from aenv.sandbox.endpoint import Identity, MakeEndpoint, Options
 from aenv.sandbox.execute import Policy
 from aenv.sandbox.http import MAX_BODY
-from aenv.sandbox.log import CapturedStream, capture
+from aenv.sandbox.log import CapturedStream, InstanceLog, capture
 from aenv.sandbox.loop import Loop
 from aenv.sandbox.mcp import Mcp
 from aenv.sandbox.server import Server, open_listener, open_unix_listener, serve, url_of
@@ -78,20 +78,36 @@ def main(argv: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Load, listen, serve."""
     log, streams = capture(options.log_level)
+    return boot(options, log, streams, lambda message: _report(options.ready_fd, message))
+
+
+def boot(
+    options: argparse.Namespace,
+    log: InstanceLog,
+    streams: list[CapturedStream],
+    report: Callable[[dict[str, object]], None],
+    *,
+    registry: Registry | None = None,
+    attach: Callable[[Server], None] | None = None,
+) -> int:
+    """Serve the project, loading it unless its registry is given; `report` is told when it answers, or why it never will.
+
+    `attach` is handed the server before it starts, on the loop's own thread.
+    """
     try:
-        config = _config(options.project)
+        config = read_config(options.project)
         speak = _endpoint(options, config)
         listeners = _listeners(options)
-        _set_variables(config)
-        registry = load(options.project)
+        set_variables(config)
+        registry = load(options.project) if registry is None else registry
         _check_extensions(registry, speak)
-        _serve(options, config, registry, listeners, streams, speak)
+        _serve(options, config, registry, listeners, streams, speak, report, attach)
     except AEnvError as error:
         lines = [f"error: {error.message}"]
         lines += [str(line) for line in _traceback(error)]
         lines += [f"hint: {error.hint}"] if error.hint else []
         log.write("ERROR", "aenv", "\n".join(lines))
-        _report(options.ready_fd, error.to_wire())
+        report(error.to_wire())
         return error.exit_code
     return 0
 
@@ -103,6 +119,8 @@ def _serve(
     listeners: list[socket.socket],
     streams: list[CapturedStream],
     speak: MakeEndpoint,
+    report: Callable[[dict[str, object]], None],
+    attach: Callable[[Server], None] | None,
 ) -> None:
     project = options.project.resolve()
     limits = _block(_block(config, "deployConfig"), "sandbox")
@@ -125,7 +143,7 @@ def _serve(
         streams,
         speak,
     )
-    ready = {
+    message: dict[str, object] = {
         "url": url_of(listeners[0]),
         "name": identity.name,
         "version": identity.version,
@@ -135,7 +153,13 @@ def _serve(
         "functions": list(registry.functions),
         "health": registry.health.name if registry.health else None,
     }
-    serve(server, listeners, lambda: _report(options.ready_fd, ready), lifeline=options.lifeline_fd)
+
+    def ready() -> None:
+        if attach is not None:
+            attach(server)
+        report(message)
+
+    serve(server, listeners, ready, lifeline=options.lifeline_fd)
 
 
 def _endpoint(options: argparse.Namespace, config: dict[str, object]) -> MakeEndpoint:
@@ -172,7 +196,7 @@ def _listeners(options: argparse.Namespace) -> list[socket.socket]:
     return [open_listener(options.host, options.port)]
 
 
-def _config(project: Path) -> dict[str, object]:
+def read_config(project: Path) -> dict[str, object]:
     """The project's config.json, read loosely: what it says was checked before it came here."""
     file = (project if project.is_dir() else project.parent) / "config.json"
     if not file.is_file() and file.parent.name == "src":
@@ -186,7 +210,7 @@ def _config(project: Path) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def _set_variables(config: dict[str, object]) -> None:
+def set_variables(config: dict[str, object]) -> None:
     """The environment's own variables, under those that whoever starts it has set."""
     for name, value in _block(_block(config, "deployConfig"), "environmentVariables").items():
         os.environ.setdefault(name, str(value))

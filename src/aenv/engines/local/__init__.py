@@ -1,0 +1,1 @@
+"""The local engine: sandboxes made of Linux namespaces, forked in milliseconds, with no daemon and no root needed."""

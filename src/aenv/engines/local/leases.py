@@ -1,0 +1,95 @@
+"""One folder per running supervisor, held by a lock: what a dead one left behind is found by that, and taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from aenv._util.ids import new_id
+from aenv.engines.local import processes
+from aenv.engines.local.limits import Cgroups
+from aenv.errors import EngineUnavailable
+
+_LOCK = "lock"
+_LONGEST = 80
+"""A unix socket's path has 107 bytes; the rest is for its name."""
+
+
+class Lease:
+    """The folder of one supervisor; whoever finds it unlocked may take everything in it away."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.name = folder.name
+        self._folder = folder
+        self._lock = lock
+
+    @classmethod
+    def take(cls, run: str) -> Lease:
+        """Make one, after what dead supervisors left here was taken away."""
+        parent = _private(Path(run))
+        sweep(parent)
+        folder = parent / new_id("eng")[:12]
+        folder.mkdir(mode=0o700)
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / "root").mkdir(mode=0o755)
+        # A namespace's root may be composed only where its user can go.
+        folder.chmod(0o711)
+        return cls(folder, lock)
+
+    def path(self, name: str) -> str:
+        """Where something of this name goes."""
+        return f"{self._folder}/{name}"
+
+    def end(self) -> None:
+        """Nothing is left of it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path) -> list[str]:
+    """Take away what supervisors that are gone left in this folder and in the control groups; their names."""
+    dead = []
+    for folder in parent.iterdir():
+        lock = _abandoned(folder)
+        if lock is None:
+            continue
+        dead.append(folder.name)
+        Cgroups.sweep(folder.name)
+        processes.end_all(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+    return dead
+
+
+def _abandoned(folder: Path) -> int | None:
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _private(run: Path) -> Path:
+    if len(str(run)) > _LONGEST:
+        raise EngineUnavailable(
+            f"the path {str(run)!r} is too long for sockets in it", hint="set AENV_RUN to a short one"
+        )
+    with contextlib.suppress(FileExistsError):
+        run.mkdir(mode=0o711, parents=True)
+    found = run.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise EngineUnavailable(
+            f"the folder {str(run)!r} belongs to somebody else, or others may write to it",
+            hint="set AENV_RUN to a folder of your own",
+        )
+    return run

@@ -1,0 +1,330 @@
+"""The zygotes of one prepared environment, as the supervisor sees them, and the sandboxes they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from aenv._util import jsontext
+from aenv.engines.local import linux
+from aenv.engines.local.reactor import Outbox, Reactor
+from aenv.engines.local.sandbox import Log, Sandbox
+
+MOST_CHILDREN = 500
+"""Pages that many processes share make each further fork slower; beyond this a sibling zygote takes over."""
+_NEXT_AT = 350
+_TRIES = 3
+_SKIPS = 8
+_LARGEST = 1 << 20
+_REFILL_SECONDS = 0.02
+_FIRST_USER = 1_900_000_000
+"""Users of sandboxes on a machine where we are root; above what other programs take for theirs."""
+_USERS = 65536
+SANDBOX_USER = 1000
+OUTER_USER = _FIRST_USER + SANDBOX_USER
+
+
+class Home(Protocol):
+    """What a nursery asks of the supervisor."""
+
+    reactor: Reactor
+
+    def new_sandbox(self, nursery: Nursery) -> Sandbox: ...
+
+    def descriptors_of(self, sandbox: Sandbox) -> list[int]: ...
+
+    def born(self, sandbox: Sandbox) -> None: ...
+
+    def never_born(self, sandbox: Sandbox, error: dict[str, object]) -> None: ...
+
+    def exited(self, sandbox: Sandbox) -> None: ...
+
+
+class ZygoteProcess:
+    """One fork server: starting, ready, or gone; a retired one takes no more requests."""
+
+    def __init__(self, nursery: Nursery, home: Home) -> None:
+        self.state: Literal["starting", "ready", "gone"] = "starting"
+        self.is_retired = False
+        self.modules = list(nursery.modules)
+        self.sandboxes: set[Sandbox] = set()
+        self.log = Log(1 << 16)
+        self._by_pid: dict[int, Sandbox] = {}
+        self._unborn: dict[str, Sandbox] = {}
+        self._nursery = nursery
+        self._home = home
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log_pipe, log_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # The reader must not wait, the writer may.
+        fcntl.fcntl(log_in, fcntl.F_SETFL, fcntl.fcntl(log_in, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+        order = {**nursery.order, "modules": self.modules, "parent": os.getpid()}
+        command = [nursery.python, "-I", "-B", "-m", "aenv.engines.local.zygote", str(theirs.fileno())]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log_in,
+            stderr=log_in,
+            env=nursery.environ,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            cwd="/",
+        )
+        theirs.close()
+        os.close(log_in)
+        self._channel.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self._outbox = Outbox(home.reactor, self._channel)
+        home.reactor.watch(self._channel.fileno(), self._read)
+        home.reactor.watch(self._log_pipe, self._read_log)
+        home.reactor.watch(self.pidfd, self._ended)
+        self._outbox.send(jsontext.dumps(order))
+
+    def ask(self, sandbox: Sandbox) -> None:
+        """Have it fork this sandbox."""
+        self.sandboxes.add(sandbox)
+        self._unborn[sandbox.name] = sandbox
+        sandbox.zygote = self
+        request = {**self._nursery.request, "id": sandbox.name, "folder": sandbox.folder}
+        self._outbox.send(jsontext.dumps(request), self._home.descriptors_of(sandbox))
+
+    def forget(self, sandbox: Sandbox) -> None:
+        """Nothing of the sandbox is left."""
+        self.sandboxes.discard(sandbox)
+        self._unborn.pop(sandbox.name, None)
+        if sandbox.pid is not None:
+            self._by_pid.pop(sandbox.pid, None)
+        if self.is_retired and not self.sandboxes:
+            self.hang_up()
+
+    def retire(self) -> None:
+        """Take no more requests, and end when the last sandbox has."""
+        self.is_retired = True
+        if not self.sandboxes:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Let the zygote end; its sandboxes live on until they are stopped."""
+        if self._channel.fileno() >= 0:
+            self._home.reactor.unwatch(self._channel.fileno())
+            self._channel.close()
+        self.state = "gone"
+
+    def kill(self) -> None:
+        """End it with every sandbox below."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    def _read_log(self) -> None:
+        try:
+            chunk = os.read(self._log_pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if chunk:
+            self.log.add(chunk)
+        else:
+            self._home.reactor.unwatch(self._log_pipe)
+            os.close(self._log_pipe)
+
+    def _read(self) -> None:
+        try:
+            text, descriptors, _flags, _address = socket.recv_fds(self._channel, _LARGEST, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            text, descriptors = b"", []
+        if not text:
+            self._lost()
+            return
+        message = jsontext.loads(text)
+        getattr(self, f"_on_{message['op']}")(message, descriptors)
+
+    def _on_map(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        for kind in ("uid", "gid"):
+            linux.write_file(f"/proc/{self.process.pid}/{kind}_map", f"0 {_FIRST_USER} {_USERS}")
+        self._outbox.send(b"{}")
+
+    def _on_ready(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        self.state = "ready"
+        self._nursery.zygote_ready(self)
+
+    def _on_failed(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        self.hang_up()
+        self._nursery.zygote_failed(self, message)
+
+    def _on_born(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        sandbox = self._unborn.pop(message["id"], None)
+        if sandbox is None:
+            os.close(descriptors[0])
+            return
+        sandbox.pidfd, sandbox.pid = descriptors[0], message["pid"]
+        self._by_pid[message["pid"]] = sandbox
+        self._home.born(sandbox)
+
+    def _on_refused(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if (sandbox := self._unborn.pop(message["id"], None)) is not None:
+            error: dict[str, object] = {"error": f"no further process can be made: {message['error']}"}
+            self._home.never_born(sandbox, error)
+
+    def _on_exited(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if (sandbox := self._by_pid.pop(message["pid"], None)) is not None:
+            sandbox.code = message["code"]
+            self._home.exited(sandbox)
+
+    def _lost(self) -> None:
+        """The zygote is gone, though not by our wish; its sandboxes are not, unless its namespace went with it."""
+        was_starting = self.state == "starting"
+        self.hang_up()
+        unborn = list(self._unborn.values())
+        self._unborn.clear()
+        if was_starting:
+            self._nursery.zygote_failed(self, {"error": "the zygote was killed while it started", "is_lost": True})
+        self._nursery.zygote_lost(self, unborn)
+
+    def _ended(self) -> None:
+        self._home.reactor.unwatch(self.pidfd)
+        os.close(self.pidfd)
+        self.process.wait()
+        if self.state != "gone":
+            self._lost()
+        self._nursery.zygotes.remove(self)
+        self._nursery.on_ended()
+
+
+class Nursery:
+    """All zygotes and spares of one environment."""
+
+    def __init__(self, key: str, order: dict[str, Any], home: Home, learned: Callable[[list[str]], None]) -> None:
+        self.key = key
+        self.order = order
+        self.python: str = order["python"]
+        self.environ: dict[str, str] = order["environ"]
+        self.request: dict[str, object] = order["request"]
+        self.modules: list[str] = order["modules"]
+        self.zygotes: list[ZygoteProcess] = []
+        self.spares: deque[Sandbox] = deque()
+        self.wanted_spares = 0
+        self.starting = 0
+        """Sandboxes that somebody waits for."""
+        self.on_ended: Callable[[], None] = lambda: None
+        self._knows_modules: bool = order["knows_modules"]
+        self._learned = learned
+        self._home = home
+        self._queue: deque[Sandbox] = deque()
+        self._failures = 0
+        self._is_filling = False
+
+    def place(self, sandbox: Sandbox) -> None:
+        """Have it forked as soon as a zygote can."""
+        zygote = self._roomy()
+        if zygote is None:
+            self._queue.append(sandbox)
+            self._ensure_one_starts()
+        else:
+            zygote.ask(sandbox)
+            if len(zygote.sandboxes) >= _NEXT_AT and self._roomy(_NEXT_AT) is None:
+                self._ensure_one_starts()
+
+    def withdraw(self, sandbox: Sandbox) -> bool:
+        """Whether it was still waiting for a zygote, and now no longer is."""
+        with contextlib.suppress(ValueError):
+            self._queue.remove(sandbox)
+            return True
+        return False
+
+    def learn(self, modules: list[str]) -> None:
+        """What the first instance imported, the next zygote imports beforehand."""
+        if self._knows_modules:
+            return
+        self._knows_modules = True
+        self.modules = modules
+        self._learned(modules)
+        if modules:
+            self._start()
+
+    def keep_spares(self, count: int) -> None:
+        """Hold so many from now on."""
+        self.wanted_spares = count
+        while len(self.spares) > count:
+            self.spares.pop().kill()
+        self.refill()
+
+    def refill(self) -> None:
+        """Make missing spares, one by one, and only while nobody waits for a sandbox."""
+        if not self._is_filling and len(self.spares) < self.wanted_spares:
+            self._is_filling = True
+            self._home.reactor.later(_REFILL_SECONDS if self.starting else 0.0, self._fill)
+
+    def _fill(self) -> None:
+        self._is_filling = False
+        if self.starting:
+            self.refill()
+        elif len(self.spares) < self.wanted_spares:
+            sandbox = self._home.new_sandbox(self)
+            self.spares.append(sandbox)
+            self.place(sandbox)
+
+    def close(self) -> None:
+        """End everything."""
+        self.wanted_spares = 0
+        for zygote in self.zygotes:
+            zygote.kill()
+
+    def _roomy(self, most: int = MOST_CHILDREN) -> ZygoteProcess | None:
+        for zygote in self.zygotes:
+            if zygote.state == "ready" and not zygote.is_retired and len(zygote.sandboxes) < most:
+                return zygote
+        return None
+
+    def _ensure_one_starts(self) -> None:
+        if not any(zygote.state == "starting" for zygote in self.zygotes):
+            self._start()
+
+    def _start(self) -> None:
+        self.zygotes.append(ZygoteProcess(self, self._home))
+
+    # what zygotes report
+
+    def zygote_ready(self, zygote: ZygoteProcess) -> None:
+        """It can fork from now on; those that know fewer modules are let go."""
+        self._failures = 0
+        for other in self.zygotes:
+            if other is not zygote and other.state == "ready" and other.modules != zygote.modules:
+                other.retire()
+                for spare in [spare for spare in self.spares if spare.zygote is other]:
+                    self.spares.remove(spare)
+                    spare.kill()
+        waiting, self._queue = self._queue, deque()
+        for sandbox in waiting:
+            self.place(sandbox)
+        self.refill()
+
+    def zygote_failed(self, zygote: ZygoteProcess, message: dict[str, Any]) -> None:
+        """It never got ready: try again without what stood in the way, or give up on those that wait."""
+        self._failures += 1
+        if (culprit := message.get("culprit")) is not None and self._failures < _SKIPS:
+            self.modules = [name for name in self.modules if name.partition(".")[0] != culprit.partition(".")[0]]
+            self._learned(self.modules)
+            self._start()
+        elif zygote.modules and self._failures < _SKIPS:
+            # Whatever it was, it came with the modules; they are imported where they are used.
+            self.modules = []
+            self._start()
+        elif message.get("is_lost") and self._failures < _TRIES:
+            self._start()
+        else:
+            self._failures = 0
+            waiting, self._queue = self._queue, deque()
+            for sandbox in waiting:
+                self._home.never_born(sandbox, {"log": zygote.log.tail().decode("utf-8", "replace"), **message})
+
+    def zygote_lost(self, zygote: ZygoteProcess, unborn: list[Sandbox]) -> None:
+        """It was killed: what it had not yet forked, another one forks."""
+        for sandbox in unborn:
+            zygote.sandboxes.discard(sandbox)
+            self._home.never_born(sandbox, {"error": "the zygote was killed", "is_lost": True})

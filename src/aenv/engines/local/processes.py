@@ -1,0 +1,56 @@
+"""Processes that plain mode started, found by the folder that their environment names, however far they ran away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+VARIABLE = "AENV_SANDBOX_FOLDER"
+"""Set for every process of a plain sandbox; children inherit it."""
+_PATIENCE = 5.0
+
+
+def end_all(folder: str, session: int | None = None) -> None:
+    """Kill every process whose variable names this folder or one in it, and all of this session, until none is left."""
+    deadline = time.monotonic() + _PATIENCE
+    while (found := list(_find(folder, session))) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        # One that is about to fork when it is killed leaves another; the kernel tells nobody of either.
+        time.sleep(0.002)
+
+
+def _find(folder: str, session: int | None) -> Iterator[int]:
+    wanted = f"{VARIABLE}={folder}".encode()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of names, no objects
+        if name.isdigit() and int(name) != os.getpid() and (_is_of(int(name), session) or _names(name, wanted)):
+            yield int(name)
+
+
+def _is_of(pid: int, session: int | None) -> bool:
+    if session is None:
+        return False
+    try:
+        return os.getsid(pid) == session and _is_alive(pid)
+    except ProcessLookupError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def _names(pid: str, wanted: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+            return any(one == wanted or one.startswith(wanted + b"/") for one in file.read().split(b"\0"))
+    except OSError:
+        return False

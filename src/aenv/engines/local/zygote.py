@@ -1,0 +1,318 @@
+"""The fork server of one prepared environment: it has imported what its sandboxes need, and turns into them on request.
+
+    supervisor
+    └── outer half   makes the namespaces, then holds nothing and waits
+        └── init     pid 1 of the zygote's pid namespace; reaps, and outlives the zygote while sandboxes live
+            ├── zygote, an interpreter of its own
+            └── sandboxes, each pid 1 of a pid namespace of its own
+
+It is shut in before it imports anything that is not ours: own user, mount, pid, ipc, uts and cgroup namespaces, the
+environment's read-only view as its root, and no capability that forking sandboxes does not take. Messages come and go
+as JSON over one socket; descriptors travel beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from aenv.engines.local import linux, plain, rootfs, seccomp
+from aenv.engines.local.box import Needs, Shape, begin_afresh, enter
+from aenv.errors import AEnvError
+
+_LARGEST = 1 << 20
+_DESCRIPTORS = 16
+_KEPT = frozenset(
+    {
+        *(linux.CAP_SYS_ADMIN, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SETPCAP, linux.CAP_NET_ADMIN),
+        *(linux.CAP_CHOWN, linux.CAP_DAC_OVERRIDE, linux.CAP_FOWNER, linux.CAP_SYS_CHROOT),
+        # Without it nobody may map root of this namespace into another: user_namespaces(7).
+        linux.CAP_SETFCAP,
+    }
+)
+_CONTROL, _LISTENER, _FIRST_FREE = 3, 4, 5
+_CLEAR_OF_ALL = 64
+
+
+def main(descriptor: int, order_descriptor: int | None = None) -> NoReturn:
+    """Serve the supervisor at the other end of this socket until it hangs up."""
+    channel = socket.socket(fileno=descriptor)
+    os.umask(0o022)
+    try:
+        if order_descriptor is None:
+            order: dict[str, Any] = json.loads(channel.recv(_LARGEST))
+            if order["mode"] != "process":
+                _shut_in(order, channel)
+        else:
+            with os.fdopen(order_descriptor, "rb") as file:
+                order = json.load(file)
+        zygote = Zygote(order, channel)
+        zygote.load()
+    except BaseException as problem:  # noqa: BLE001 - told to the supervisor, whatever it is: nobody else is there
+        with contextlib.suppress(OSError):
+            channel.send(json.dumps({"op": "failed", **_told(problem)}).encode())
+        os._exit(1)
+    zygote.serve()
+
+
+def _told(problem: BaseException) -> dict[str, object]:
+    if isinstance(problem, AEnvError):
+        return problem.to_wire()
+    return {"error": f"the zygote cannot start: {type(problem).__name__}: {problem}"}
+
+
+def _shut_in(order: dict[str, Any], channel: socket.socket) -> NoReturn:
+    """Make the namespaces, and start this module anew in them, two forks further down."""
+    if order["mode"] == "root":
+        _leave_as_root(order, channel)
+    else:
+        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+        _map_oneself(order)
+        linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+        _compose(order)
+    network = linux.CLONE_NEWNET if order["has_own_network"] else 0
+    linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP | network)
+    _stay_above(order, channel)
+    if order["mode"] == "root":
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    else:
+        root = order["root"]
+        linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+        rootfs.switch(root)
+    _be_init(channel)
+    linux.keep_capabilities(_KEPT)
+    linux.forbid_new_privileges()
+    _start_anew(order, channel)
+
+
+def _start_anew(order: dict[str, Any], channel: socket.socket) -> NoReturn:
+    """A fresh interpreter, whose memory belongs to the new user namespace and holds nothing from outside it."""
+    note = os.memfd_create("order", 0)
+    os.write(note, json.dumps(order).encode())
+    os.lseek(note, 0, os.SEEK_SET)
+    channel.set_inheritable(True)
+    command = [order["python"], "-I", "-B", "-m", "aenv.engines.local.zygote", str(channel.fileno()), str(note)]
+    os.execve(command[0], command, order["environ"])  # noqa: S606 - no shell is wanted
+
+
+def _leave_as_root(order: dict[str, Any], channel: socket.socket) -> None:
+    """The view is composed with root's rights, and they are given up for good by going into a user namespace."""
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    _compose(order)
+    _mount_empty_proc(f"{order['root']}/proc")
+    rootfs.switch(order["root"])
+    linux.unshare(linux.CLONE_NEWUSER)
+    # Only somebody outside may map more than one user.
+    channel.send(b'{"op": "map"}')
+    channel.recv(_LARGEST)
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    # A mount namespace of this user namespace; what was composed is locked in it.
+    linux.unshare(linux.CLONE_NEWNS)
+
+
+def _mount_empty_proc(target: str) -> None:
+    """A user namespace may mount /proc only where one is fully visible; that of a dead pid namespace will do."""
+    outer = os.fork()
+    if outer == 0:
+        linux.unshare(linux.CLONE_NEWPID)
+        inner = os.fork()
+        if inner == 0:
+            linux.mount("proc", target, "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
+    if os.waitpid(outer, 0)[1]:
+        raise OSError(0, "proc of a new pid namespace cannot be mounted")
+
+
+def _map_oneself(order: dict[str, Any]) -> None:
+    linux.write_file("/proc/self/setgroups", "deny")
+    linux.write_file("/proc/self/uid_map", f"0 {order['uid']} 1")
+    linux.write_file("/proc/self/gid_map", f"0 {order['gid']} 1")
+
+
+def _compose(order: dict[str, Any]) -> None:
+    rootfs.compose(
+        order["root"],
+        visible=order["visible"],
+        project=order["project"],
+        user=order["user"],
+        nameservers=order["nameservers"],
+    )
+
+
+def _stay_above(order: dict[str, Any], channel: socket.socket) -> None:
+    """Fork: the outer half waits here for the rest of its life, the other one goes on as pid 1."""
+    wait_in, wait_out = os.pipe()
+    child = os.fork()
+    if child:
+        channel.close()
+        os.close(wait_in)
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != order["parent"]:
+            os._exit(1)
+        os.write(wait_out, b".")
+        os._exit(_exit_code(os.waitpid(child, 0)[1]))
+    os.close(wait_out)
+    linux.die_with_parent(signal.SIGKILL)
+    # Whoever does not hear from the outer half was too late to be killed with it.
+    if os.read(wait_in, 1) != b".":
+        os._exit(1)
+    os.close(wait_in)
+
+
+def _be_init(channel: socket.socket) -> None:
+    """Fork: pid 1 reaps until nothing is left below it, the other one goes on as the zygote."""
+    child = os.fork()
+    if not child:
+        return
+    channel.close()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    os._exit(0)
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+class Zygote:
+    """Imports, then forks."""
+
+    def __init__(self, order: dict[str, Any], channel: socket.socket) -> None:
+        self._order = order
+        self._channel = channel
+        self._is_boxed = order["mode"] != "process"
+        self._entry: ModuleType = importlib.import_module(order["entry"])
+        self._prepared: object = None
+        self._shape = Shape(
+            user=order["user"],
+            outer=order["outer"],
+            has_own_network=order["has_own_network"],
+            hidden=tuple(order["hidden"]),
+            filter=seccomp.program() if self._is_boxed else b"",
+        )
+        self._variables = {"PATH": order["environ"]["PATH"], "HOME": rootfs.HOME}
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._is_boxed else -1
+
+    def load(self) -> None:
+        """Import all that sandboxes will need, and say what could not be."""
+        project = rootfs.PROJECT if self._is_boxed else self._order["project"]
+        self._prepared, notes = self._entry.prepare(project, self._order["modules"], preload=self._order["preload"])
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - one call, no objects
+        if threads > 1:
+            raise RuntimeError(f"importing left {threads - 1} threads running, which no fork would have")
+        # The first fork of a process pays for all later ones.
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        gc.collect()
+        gc.freeze()
+        self._send({"op": "ready", "notes": notes})
+
+    def serve(self) -> NoReturn:
+        """Fork on request, report who ended, until the supervisor hangs up."""
+        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        poller.register(wake_in, select.POLLIN)
+        while True:
+            for descriptor, _mask in poller.poll():
+                if descriptor == wake_in:
+                    os.read(wake_in, 4096)
+                    self._reap()
+                else:
+                    self._receive()
+
+    def _receive(self) -> None:
+        text, descriptors, _flags, _address = socket.recv_fds(self._channel, _LARGEST, _DESCRIPTORS)
+        if not text:
+            os._exit(0)
+        self._fork(json.loads(text), list(descriptors))
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._send({"op": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        try:
+            if self._is_boxed:
+                linux.unshare(linux.CLONE_NEWPID)
+            pid = os.fork()
+            if pid == 0:
+                self._be_sandbox(request, descriptors)
+            if self._is_boxed:
+                linux.setns(self._own_pids, linux.CLONE_NEWPID)
+            pidfd = os.pidfd_open(pid)
+        except OSError as problem:
+            # No processes, no memory or no namespaces are left; what was asked for is refused, and the rest goes on.
+            self._send({"op": "refused", "id": request["id"], "error": str(problem)})
+        else:
+            text = json.dumps({"op": "born", "id": request["id"], "pid": pid}).encode()
+            socket.send_fds(self._channel, [text], [pidfd])
+            os.close(pidfd)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _be_sandbox(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+        control, listener, log, *entries = descriptors
+        try:
+            begin_afresh()
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            if self._is_boxed:
+                needs = Needs(request["hostname"], request["storage_bytes"], request["rlimits"])
+                box = enter(self._shape, needs, entries)
+                folder, variables = rootfs.PROJECT, self._variables
+            else:
+                box = -1
+                folder, variables = plain.enter(request, entries)
+            kept = _settle(control, listener, box)
+            self._entry.serve(kept, folder, self._prepared, variables)
+        except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
+            message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
+            with contextlib.suppress(OSError):
+                _tell(control, message)
+        os._exit(1)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._channel.send(json.dumps(message).encode())
+
+
+def _settle(control: int, listener: int, box: int) -> list[int]:
+    """Move what the sandbox keeps to fixed places, and close all else that the zygote had open."""
+
+    above = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _CLEAR_OF_ALL) for one in (control, listener, box) if one >= 0]
+    os.closerange(_CONTROL, _CLEAR_OF_ALL)
+    kept = [os.dup2(one, _CONTROL + place, inheritable=False) for place, one in enumerate(above)]
+    os.closerange(_CONTROL + len(kept), 1 << 16)
+    return kept
+
+
+def _tell(control: int, message: dict[str, Any]) -> None:
+    text = json.dumps(message).encode()
+    os.write(control, len(text).to_bytes(4, "little") + text)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
