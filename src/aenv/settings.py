@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from aenv._util.nearest import did_you_mean
 from aenv.errors import ConfigError
@@ -28,6 +28,9 @@ class EngineSettings:
     """Folder for prepared environments and Python environments; may be deleted when no engine runs."""
     run: Path = field(default_factory=lambda: default_run(os.environ))
     """Folder for sockets; its path must be short."""
+    public_network: Literal["private", "host"] = "private"
+    """What the policy `public` gives where pasta or slirp4netns is installed: `private` a network of each sandbox's own
+    from which the host's loopback cannot be reached, `host` the host's network as it is, which is quicker."""
     spares: int = 0
     """Ready sandboxes held for every environment that is in use; `warm` sets it for a single one."""
     log_bytes: int = 1 << 20
@@ -40,9 +43,10 @@ class EngineSettings:
         """From variables; ConfigError names the one that is wrong."""
         return cls(
             engine=environ.get("AENV_ENGINE") or "local",
-            isolation=_word(environ, "AENV_ISOLATION"),
+            isolation=_word(environ, "AENV_ISOLATION", get_args(Isolation)),
             data=default_data(environ),
             run=default_run(environ),
+            public_network=_word(environ, "AENV_PUBLIC_NETWORK", ("private", "host")),
             spares=_count(environ, "AENV_SPARES", 0),
             log_bytes=_count(environ, "AENV_LOG_BYTES", 1 << 20),
         )
@@ -67,13 +71,11 @@ def default_run(environ: Mapping[str, str]) -> Path:
     return Path(f"/tmp/aenv-{os.geteuid()}")  # noqa: S108 - created with mode 700, and refused if somebody else's
 
 
-def _word(environ: Mapping[str, str], name: str) -> Isolation:
-    value = environ.get(name) or "auto"
-    for word in get_args(Isolation):
-        if value == word:
-            return word  # type: ignore[no-any-return] # get_args does not know what it returns
-    words = get_args(Isolation)
-    raise ConfigError(f"{name} is {value!r}", hint=did_you_mean(value, words) or f"use one of {', '.join(words)}")
+def _word(environ: Mapping[str, str], name: str, words: tuple[Any, ...]) -> Any:
+    value = environ.get(name) or words[0]
+    if value not in words:
+        raise ConfigError(f"{name} is {value!r}", hint=did_you_mean(value, words) or f"use one of {', '.join(words)}")
+    return value
 
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -110,7 +110,7 @@ class AllowList:
         """Whether any address of the target could be permitted; if not, it is no use to ask a name server."""
         if any(named in (None, target.port) for _, named in self.networks):
             return True
-        return isinstance(target.host, str) and self._names(target.host, target.port)
+        return self.lists(target)
 
     def permits(self, target: Target, address: Address, *, is_host: bool = False) -> bool:
         """Whether the target may be reached at this address of it; `is_host` says that it is this machine's own."""
@@ -121,13 +121,16 @@ class AllowList:
             for network, named in self.networks
         ):
             return True
-        return is_open and isinstance(target.host, str) and self._names(target.host, target.port)
+        return is_open and self.lists(target)
 
-    def _names(self, name: str, port: int) -> bool:
-        ports = (None, port)
-        if any((name, named) in self.names for named in ports):
+    def lists(self, target: Target) -> bool:
+        """Whether an entry names the target, as a name."""
+        if not isinstance(target.host, str):
+            return False
+        ports = (None, target.port)
+        if any((target.host, named) in self.names for named in ports):
             return True
-        labels = name.split(".")
+        labels = target.host.split(".")
         above = (".".join(labels[start:]) for start in range(1, len(labels)))
         return any((parent, named) in self.parents for parent in above for named in ports)
 

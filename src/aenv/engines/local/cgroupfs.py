@@ -138,6 +138,7 @@ def clear(folders: Sequence[str]) -> int:
     deadline = time.monotonic() + _PATIENCE
     while not remove_folders(inmost_first) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
+        end_all(inmost_first)  # a child that was about to join has joined
     return len(groups)
 
 

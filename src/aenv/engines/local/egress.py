@@ -143,7 +143,7 @@ class Sandbox:
             raise self._refused(f"{target} is not in networkAllow", target)
         found = await self._resolve(target.host) if isinstance(target.host, str) else [target.host]
         allowed = [one for one in found if self.allow.permits(target, one, is_host=_is_ours(one))]
-        if found and not allowed:
+        if not allowed and (found or not self.allow.lists(target)):
             raise self._refused(f"{target} is not in networkAllow, or has no public address", target)
         return allowed
 

@@ -207,7 +207,8 @@ class LocalEngine:
         owner = orders.OUTER_USER if hello["mode"] == "root" else None
         prepared = await prepare(self._settings.data / "environments", launch.digest, launch.project, owner=owner)
         python = await self._pythons.ensure(_requirements(prepared.project), progress=logger.info)
-        order = orders.order(launch.spec, prepared, python, mode=hello["mode"])
+        closes = self._settings.public_network == "private"
+        order = orders.order(launch.spec, prepared, python, mode=hello["mode"], closes_loopback=closes)
         key = f"{prepared.folder.name}/{python.key}"
         self._records[key] = prepared, python
         await link.ask({"op": "environment", "key": key, "order": order})

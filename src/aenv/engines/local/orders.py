@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from aenv._util import jsontext
+from aenv.engines.local.egress import variables
+from aenv.engines.local.networks import Policy
 from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.prepared import Prepared
 from aenv.engines.local.pythons import PythonEnvironment
 from aenv.engines.local.rootfs import outermost
+from aenv.engines.local.zygote import PROXY_PORT
 from aenv.engines.protocol import Launch
 from aenv.model.spec import EnvSpec
 
@@ -18,7 +21,7 @@ __all__ = ["OUTER_USER", "activation", "order", "user_of"]
 
 _ENTRY = "aenv.sandbox.instance"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_DAY = 86400.0
+_POLICIES: dict[str, Policy] = {"public": "usernet", "no-network": "none", "allowlist": "proxy"}
 
 
 def user_of(spec: EnvSpec) -> int:
@@ -26,7 +29,9 @@ def user_of(spec: EnvSpec) -> int:
     return 0 if spec.deploy.run_as_root else SANDBOX_USER
 
 
-def order(spec: EnvSpec, prepared: Prepared, python: PythonEnvironment, *, mode: str) -> dict[str, Any]:
+def order(
+    spec: EnvSpec, prepared: Prepared, python: PythonEnvironment, *, mode: str, closes_loopback: bool
+) -> dict[str, Any]:
     """All that a zygote of the environment needs to know."""
     deploy = spec.deploy
     modules = prepared.modules(python.key)
@@ -42,7 +47,8 @@ def order(spec: EnvSpec, prepared: Prepared, python: PythonEnvironment, *, mode:
         "uid": os.geteuid(),
         "gid": os.getegid(),
         "nameservers": _nameservers(),
-        "has_own_network": deploy.network != "public",
+        "policy": _POLICIES[deploy.network] if closes_loopback or deploy.network != "public" else "host",
+        "allow": list(deploy.network_allow),
         "preload": bool(deploy.preload),
         "modules": modules or [],
         "knows_modules": modules is not None,
@@ -61,9 +67,10 @@ def order(spec: EnvSpec, prepared: Prepared, python: PythonEnvironment, *, mode:
 def activation(launch: Launch) -> dict[str, object]:
     """What makes a sandbox this instance."""
     spec = launch.spec
-    variables = {
+    values = {
         "LANG": "C.UTF-8",
         "USER": "root" if spec.deploy.run_as_root else "agent",
+        **(variables(PROXY_PORT) if spec.deploy.network == "allowlist" else {}),
         **spec.deploy.environment_variables,
         **launch.variables,
         "AENV_INSTANCE_ID": launch.id,
@@ -71,7 +78,7 @@ def activation(launch: Launch) -> dict[str, object]:
         "AENV_ENV_VERSION": spec.version,
         "AENV_ARGUMENTS": jsontext.dumps(list(launch.arguments)).decode(),
     }
-    return {"variables": variables, "arguments": list(launch.arguments), "name": spec.name}
+    return {"variables": values, "arguments": list(launch.arguments), "name": spec.name}
 
 
 def _limits(spec: EnvSpec) -> dict[str, Any]:

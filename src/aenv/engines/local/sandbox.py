@@ -9,7 +9,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from aenv._util import jsontext
 from aenv.engines.local.limits import Group
@@ -23,6 +23,14 @@ _LENGTH = 4
 _LONGEST_MESSAGE = 4 << 20
 State = Literal["spare", "starting", "ready", "ended"]
 Listener = Callable[[bytes], None]
+
+
+class WayOut(Protocol):
+    """What connects it to the world."""
+
+    def end(self) -> None: ...
+
+    def is_gone(self) -> bool: ...
 
 
 class Log:
@@ -75,6 +83,9 @@ class Sandbox:
         self.group: Group | None = None
         self.control: socket.socket | None = None
         self.outbox: Outbox | None = None
+        self.way_out: WayOut | None = None
+        self.is_attached = False
+        """Whether it reaches all that it may reach."""
         self.activation = b""
         """What makes it an instance; forgotten as soon as it is sent."""
         self._received = bytearray()

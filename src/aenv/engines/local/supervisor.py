@@ -23,9 +23,11 @@ from aenv.engines.local.joining import Command
 from aenv.engines.local.leases import Lease
 from aenv.engines.local.limits import Cgroups, Limits, rlimits
 from aenv.engines.local.machine import Choice, choose
+from aenv.engines.local.networks import Networks
 from aenv.engines.local.nursery import Nursery
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Sandbox
+from aenv.engines.local.usernet import resolv_conf
 from aenv.engines.local.verdict import verdict
 from aenv.errors import AEnvError
 
@@ -56,6 +58,7 @@ class Supervisor:
         """All that live, by their own names; spares and the nameless included."""
         self._by_id: dict[str, Sandbox] = {}
         self._ended: OrderedDict[str, Message] = OrderedDict()
+        self._networks = Networks(self.reactor)
         self._numbers = 0
         self._is_closing = False
         self._tries: dict[str, int] = {}
@@ -124,6 +127,7 @@ class Supervisor:
 
     def _finish_if_empty(self) -> None:
         if self._is_closing and not self._sandboxes and not any(one.zygotes for one in self._nurseries.values()):
+            self._networks.close()
             if self._cgroups is not None:
                 self._cgroups.close()
             self._lease.end()
@@ -145,7 +149,19 @@ class Supervisor:
         held = rlimits(limits, controllers=self.controllers, own_user_namespace=is_boxed)
         environ = order["environ"] | ({} if is_boxed else {processes.VARIABLE: self._lease.path("")[:-1]})
         request = {**order["request"], "rlimits": held}
-        return {**order, "mode": self.mode, "root": self._lease.path("root"), "environ": environ, "request": request}
+        order = {**order, "mode": self.mode, "root": self._lease.path("root"), "environ": environ, "request": request}
+        return {**order, **self._network(order)}
+
+    def _network(self, order: Message) -> Message:
+        """How the environment's policy is carried out here."""
+        if self.mode == "process":
+            return {"policy": "host", "has_own_network": False, "announces": False}
+        tool = self._networks.user_net() if order["policy"] == "usernet" else None
+        if order["policy"] == "usernet" and tool is None:
+            return {"policy": "host", "has_own_network": False, "announces": False}
+        nameservers = resolv_conf(tool.tool) if tool is not None else order["nameservers"]
+        announces = order["policy"] in ("proxy", "usernet")
+        return {"has_own_network": order["policy"] != "host", "announces": announces, "nameservers": nameservers}
 
     def _learned(self, key: str, modules: list[str]) -> None:
         self._send({"event": "learned", "key": key, "modules": modules})
@@ -166,7 +182,7 @@ class Supervisor:
             self._name(sandbox, request, blob)
             if sandbox.zygote is None:
                 nursery.place(sandbox)
-            elif sandbox.pidfd >= 0:
+            else:
                 self._activate(sandbox)
         if sandbox.state == "ready":
             self._tell_ready(sandbox, request)
@@ -308,12 +324,17 @@ class Supervisor:
         self.reactor.watch(sandbox.pidfd, partial(self._died, sandbox))
         if sandbox.is_stopping:
             sandbox.kill()
-        elif sandbox.state == "starting":
-            self._activate(sandbox)
-        else:
+            return
+        # One that needs a way out says when it is shut in.
+        sandbox.is_attached = not sandbox.nursery.order["announces"]
+        self._activate(sandbox)
+        if sandbox.state == "spare":
             sandbox.nursery.refill()
 
     def _activate(self, sandbox: Sandbox) -> None:
+        """Make it the instance that was asked for, once it has a process, a way out and a name."""
+        if sandbox.state != "starting" or sandbox.pidfd < 0 or not sandbox.is_attached or not sandbox.activation:
+            return
         assert sandbox.outbox is not None
         order, sandbox.activation = sandbox.activation, b""
         sandbox.outbox.send(len(order).to_bytes(4, "little") + order)
@@ -342,13 +363,28 @@ class Supervisor:
             return
         except OSError:
             part, descriptors = b"", []
-        if descriptors:
-            sandbox.box = descriptors[0]
         if not part:
             self.reactor.unwatch(sandbox.control.fileno())
             return
         for message in sandbox.receive(part):
-            self._said(sandbox, message)
+            if message.get("op") == "boxed" and not sandbox.is_attached and sandbox.pidfd >= 0:
+                self._networks.attach(sandbox, descriptors, partial(self._attached, sandbox))
+                descriptors = []
+            else:
+                self._said(sandbox, message)
+        for descriptor in descriptors:
+            if sandbox.box >= 0:
+                os.close(descriptor)
+            else:
+                sandbox.box = descriptor
+
+    def _attached(self, sandbox: Sandbox, problem: str | None) -> None:
+        if problem is None:
+            sandbox.is_attached = True
+            self._activate(sandbox)
+        else:
+            sandbox.failure = {"code": "engine.start_failed", "error": problem}
+            sandbox.kill()
 
     def _said(self, sandbox: Sandbox, message: Message) -> None:
         """What a sandbox says is not to be trusted: it is shown, never obeyed."""
@@ -401,6 +437,7 @@ class Supervisor:
             self._ended[sandbox.id] = self._obituary(sandbox)
             while len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
+        self._networks.detach(sandbox)
         self._let_go(sandbox)
         self._clear(sandbox)
 
@@ -425,6 +462,9 @@ class Supervisor:
             sandbox.control = None
 
     def _clear(self, sandbox: Sandbox, wait: float = 0.0005) -> None:
+        if sandbox.way_out is not None and not sandbox.way_out.is_gone():
+            self.reactor.later(wait, partial(self._clear, sandbox, min(0.05, wait * 2)))
+            return
         if sandbox.group is not None:
             if self.mode == "process":
                 sandbox.group.kill()

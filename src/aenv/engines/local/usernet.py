@@ -48,16 +48,17 @@ class UserNet:
     tool: Tool
     path: str
 
-    def command(self, pid: int, ready: int, ends: int) -> list[str]:
+    def command(self, pid: int, ready: int, ends: int, *, owner: int | None = None) -> list[str]:
         """What to run, with both descriptors inherited, for the network namespace of `pid`, in a child user namespace.
 
+        `owner` is a process in the user namespace that the network namespace belongs to, if `pid` is in another.
         `ready` is a pipe to which some bytes are written once the network is there; the command ends without if that
         fails. `ends` is a pipe to read; when its other end is closed everywhere, the command ends. Both pipes must
         belong to the user who runs it. Close `ends` also after it has ended by itself.
         """
         if self.tool == "slirp4netns":
-            return _slirp(self.path, pid, ready, ends)
-        return ["/bin/sh", "-c", _PASTA, "pasta", str(ready), str(ends), *_pasta(self.path, pid)]
+            return _slirp(self.path, pid, ready, ends, owner or pid)
+        return ["/bin/sh", "-c", _PASTA, "pasta", str(ready), str(ends), *_pasta(self.path, pid, owner or pid)]
 
 
 def resolv_conf(tool: Tool) -> str:
@@ -73,7 +74,7 @@ def find() -> UserNet | None:
     return None
 
 
-def _slirp(path: str, pid: int, ready: int, ends: int) -> list[str]:
+def _slirp(path: str, pid: int, ready: int, ends: int, owner: int) -> list[str]:
     return [
         path,
         "--configure",
@@ -83,13 +84,15 @@ def _slirp(path: str, pid: int, ready: int, ends: int) -> list[str]:
         "--enable-seccomp",
         f"--ready-fd={ready}",
         f"--exit-fd={ends}",
-        f"--userns-path=/proc/{pid}/ns/user",
-        str(pid),
+        f"--userns-path=/proc/{owner}/ns/user",
+        # By path: told a process, its own sandbox would go to that one's user namespace.
+        "--netns-type=path",
+        f"/proc/{pid}/ns/net",
         INTERFACE,
     ]
 
 
-def _pasta(path: str, pid: int) -> list[str]:
+def _pasta(path: str, pid: int, owner: int) -> list[str]:
     # Root would become nobody, who may not join; in the sandbox's user namespace it is nobody anyway.
     user = ["--runas", "0"] if os.geteuid() == 0 else []
     closed = [word for option in ("-t", "-u", "-T", "-U") for word in (option, "none")]
@@ -99,7 +102,7 @@ def _pasta(path: str, pid: int) -> list[str]:
         *("--pid", "/dev/fd/1"),
         *("--config-net", "--ns-ifname", INTERFACE, "--no-map-gw", "--no-dhcp", "--no-dhcpv6", "--no-ra"),
         *("--dns-forward", _SERVERS["pasta"], *closed),
-        *("--netns", f"/proc/{pid}/ns/net", "--userns", f"/proc/{pid}/ns/user"),
+        *("--netns", f"/proc/{pid}/ns/net", "--userns", f"/proc/{owner}/ns/user"),
     ]
 
 

@@ -42,6 +42,8 @@ _KEPT = frozenset(
 )
 _CONTROL, _LISTENER, _FIRST_FREE = 3, 4, 5
 _CLEAR_OF_ALL = 64
+PROXY_PORT = 13128
+"""On the loopback of every sandbox whose network is an allowlist."""
 
 
 def main(descriptor: int, order_descriptor: int | None = None) -> NoReturn:
@@ -288,6 +290,8 @@ class Zygote:
                 box = -1
                 folder, variables = plain.enter(request, entries)
             kept = _settle(control, listener, box)
+            if self._order["announces"]:
+                _announce(kept[0], opens_proxy=self._order["policy"] == "proxy")
             self._entry.serve(kept, folder, self._prepared, variables)
         except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
             message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
@@ -307,6 +311,18 @@ def _settle(control: int, listener: int, box: int) -> list[int]:
     kept = [os.dup2(one, _CONTROL + place, inheritable=False) for place, one in enumerate(above)]
     os.closerange(_CONTROL + len(kept), 1 << 16)
     return kept
+
+
+def _announce(control: int, *, opens_proxy: bool) -> None:
+    """Say that this sandbox is shut in, and hand out the socket on which its proxy is to answer."""
+    text = b'{"op": "boxed"}'
+    frame = len(text).to_bytes(4, "little") + text
+    with socket.socket(fileno=os.dup(control)) as channel:
+        if opens_proxy:
+            with socket.create_server(("127.0.0.1", PROXY_PORT)) as door:
+                socket.send_fds(channel, [frame], [door.fileno()])
+        else:
+            channel.sendall(frame)
 
 
 def _tell(control: int, message: dict[str, Any]) -> None:
