@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from aenv.define.content import Audio, File, Image
     from aenv.define.context import Context, get_context
-    from aenv.define.decorators import register_function, register_health, register_reward, register_tool
+    from aenv.define.decorators import (
+        register_fork,
+        register_function,
+        register_health,
+        register_reward,
+        register_tool,
+    )
     from aenv.define.extend import extend_mcp
     from aenv.define.registry import Registry, Tool, get_registry
     from aenv.errors import AEnvError, ToolError
@@ -33,6 +39,7 @@ _HOMES = {
     "extend_mcp": "aenv.define.extend",
     "get_context": "aenv.define.context",
     "get_registry": "aenv.define.registry",
+    "register_fork": "aenv.define.decorators",
     "register_function": "aenv.define.decorators",
     "register_health": "aenv.define.decorators",
     "register_reward": "aenv.define.decorators",
@@ -52,6 +59,7 @@ __all__ = [
     "extend_mcp",
     "get_context",
     "get_registry",
+    "register_fork",
     "register_function",
     "register_health",
     "register_reward",

@@ -1,4 +1,7 @@
-"""`@register_tool`, `@register_reward`, `@register_function`, `@register_health`: bare or called, sync or async."""
+"""`@register_tool`, `@register_reward`, `@register_function`, `@register_health`: bare or called, sync or async.
+
+And `@register_fork`, which is bare, sync, and asked when a running environment is copied.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, TypeVar, overload
 from aenv.define.registry import get_registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H", bound=Callable[[], object])
 
 
 @overload
@@ -133,3 +137,23 @@ def register_health(
         return target
 
     return register if function is None else register(function)
+
+
+def register_fork(function: H, /) -> H:
+    """Have a function called around every copy of the running environment, to end and begin anew what cannot be copied.
+
+    Memory and files are copied as they are. Threads, child processes, connections and pipes cannot be, and with any of
+    them a copy is refused. A generator function takes them away before its `yield`, in the source, and brings them
+    back after it, in both; `yield` gives "source" or "copy". A plain function is called in the source alone, before.
+
+        @register_fork
+        def on_fork():
+            database.close()
+            where = yield
+            database.open()
+
+    No call runs meanwhile. Of several, the parts before `yield` run in the order of registration, those after it in
+    the opposite order. One that raises before its `yield` refuses the copy. None may be async.
+    """
+    get_registry().add_fork_hook(function)
+    return function

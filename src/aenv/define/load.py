@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.machinery
+import importlib.util
 import linecache
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, ModuleType, TracebackType
+from typing import NamedTuple
 
 from aenv.define.registry import Registry, current_registry
 from aenv.errors import AEnvError, LoadError
@@ -20,24 +24,61 @@ _MACHINERY = ("/aenv/", "/importlib/")
 _SKIPPED_FILES = {"conftest.py", "setup.py", "noxfile.py"}
 
 
+class _Compiled(NamedTuple):
+    spec: ModuleSpec
+    code: CodeType
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What loading a project will import, in which order; making one runs nothing of it."""
+
+    project: Path
+    root: Path
+    files: list[Path]
+    compiled: dict[Path, _Compiled] = field(default_factory=dict)
+    """Modules that were found and compiled beforehand."""
+
+    @classmethod
+    def make(cls, project: Path) -> Plan:
+        """For a project folder, or one `.py` file; LoadError if it is neither."""
+        project = project.resolve()
+        root, files = _plan(project)
+        return cls(project if project.is_dir() else root, root, files)
+
+    def compile(self) -> None:
+        """Do beforehand all that can be done before the code runs."""
+        self._prepare_path()
+        for file in self.files:
+            # Finding a module in a package would run the package.
+            if file.parent == self.root and (found := _compile(file)) is not None:
+                self.compiled[file] = found
+
+    def load(self, registry: Registry) -> None:
+        """Import it all into the registry; LoadError on the first file that does not import."""
+        if not self.compiled:
+            self._prepare_path()
+        token = current_registry.set(registry)
+        try:
+            for file in self.files:
+                _import(file, self)
+        finally:
+            current_registry.reset(token)
+
+    def _prepare_path(self) -> None:
+        if str(self.root) not in sys.path:
+            sys.path.insert(0, str(self.root))
+        importlib.invalidate_caches()
+
+
 def load(project: Path, registry: Registry | None = None) -> Registry:
     """Import a project folder, or one `.py` file, into a registry.
 
     `src/` (or the folder itself when it has none) is put on `sys.path` and stays there, so that lazy imports work.
     Raises LoadError on the first file that does not import; nothing after it is run.
     """
-    project = project.resolve()
     registry = Registry() if registry is None else registry
-    root, files = _plan(project)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    importlib.invalidate_caches()
-    token = current_registry.set(registry)
-    try:
-        for file in files:
-            _import(file, root, project if project.is_dir() else root)
-    finally:
-        current_registry.reset(token)
+    Plan.make(project).load(registry)
     return registry
 
 
@@ -73,21 +114,61 @@ def _is_test(name: str) -> bool:
     return name in _SKIPPED_FILES or name.startswith("test_") or name.endswith("_test.py")
 
 
-def _import(file: Path, root: Path, project: Path) -> None:
-    name = ".".join(file.relative_to(root).with_suffix("").parts)
-    shown = file.relative_to(project)
-    if "." in file.stem:
-        raise LoadError(f"{shown}: a module's name cannot hold a dot", hint="rename the file")
+def _compile(file: Path) -> _Compiled | None:
+    spec = importlib.machinery.PathFinder.find_spec(file.stem, [str(file.parent)])
+    if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader) or "." in file.stem:
+        return None
     try:
+        code = spec.loader.get_code(file.stem)
+    except (SyntaxError, ValueError, OSError):
+        # Told when it is imported, as it always is.
+        return None
+    return _Compiled(spec, code) if code is not None and file.stem not in sys.modules else None
+
+
+def _run(compiled: _Compiled) -> ModuleType:
+    """As an import would, from where the module has been found and compiled."""
+    name = compiled.spec.name
+    module = importlib.util.module_from_spec(compiled.spec)
+    sys.modules[name] = module
+    try:
+        exec(compiled.code, module.__dict__)  # noqa: S102 - importing is running
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return sys.modules[name]
+
+
+def _import(file: Path, plan: Plan) -> None:
+    compiled = plan.compiled.get(file)
+    try:
+        if compiled is not None and compiled.spec.name not in sys.modules:
+            _run(compiled)
+            return
+        name = _module_name(file, plan)
         module = importlib.import_module(name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Misnamed):
         raise
     except BaseException as problem:  # an author's module may raise anything, sys.exit included
-        raise _failure(problem, file, shown, project) from problem
+        raise _failure(problem, file, file.relative_to(plan.project), plan.project) from problem
+    _check_origin(module, name, file, plan)
+
+
+class _Misnamed(LoadError):
+    """The file's name cannot be a module's."""
+
+
+def _module_name(file: Path, plan: Plan) -> str:
+    if "." in file.stem:
+        raise _Misnamed(f"{file.relative_to(plan.project)}: a module's name cannot hold a dot", hint="rename the file")
+    return ".".join(file.relative_to(plan.root).with_suffix("").parts)
+
+
+def _check_origin(module: ModuleType, name: str, file: Path, plan: Plan) -> None:
     origin = getattr(module, "__file__", None)
     if origin is None or Path(origin).resolve() != file.resolve():
         raise LoadError(
-            f"{shown}: the module name {name!r} belongs to {origin or 'a built-in module'}",
+            f"{file.relative_to(plan.project)}: the module name {name!r} belongs to {origin or 'a built-in module'}",
             hint="rename the file, so that an import of that name is not ambiguous",
         )
 

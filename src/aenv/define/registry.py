@@ -92,6 +92,7 @@ class Registry:
         self.functions: dict[str, Endpoint] = {}
         self.health: Endpoint | None = None
         self.mcp_extensions: list[Callable[[Any], object]] = []
+        self.fork_hooks: list[Callable[[], object]] = []
         self._aliases: dict[str, str] = {}
         self._default_reward: str | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -215,6 +216,23 @@ class Registry:
         self.health = entry
         return entry
 
+    def add_fork_hook(self, function: Callable[[], object]) -> None:
+        """Register what is done around a copy of the running environment; DefinitionError for async functions."""
+        label = f"fork hook {getattr(function, '__name__', None) or repr(function)}"
+        if _needs_arguments(function):
+            raise DefinitionError(
+                f"{label} cannot be called without arguments",
+                hint="write @register_fork directly above a `def` without parameters",
+            )
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise DefinitionError(
+                f"{label} is async, and no event loop runs while the environment is copied",
+                hint="write `def`; reach the loop with its call_soon_threadsafe",
+            )
+        if self._replaces:
+            self.fork_hooks = [hook for hook in self.fork_hooks if _where(hook) != _where(function)]
+        self.fork_hooks.append(function)
+
     def _put(self, shelf: dict[str, Any], entry: Entry) -> None:
         if (other := shelf.get(entry.name)) is not None and not self._replaces:
             raise DefinitionError(
@@ -257,6 +275,14 @@ def _entry(kind: Kind, function: Function, name: str | None, description: str | 
     text = inspect.getdoc(function) if description is None else description
     is_async = inspect.iscoroutinefunction(function)
     return kind, name, text, function, Signature(function, label=f"{kind} {name!r}"), timeout, is_async
+
+
+def _needs_arguments(function: Function) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _is_positive(value: object) -> bool:

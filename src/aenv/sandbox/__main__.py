@@ -86,42 +86,41 @@ def boot(
     log: InstanceLog,
     streams: list[CapturedStream],
     report: Callable[[dict[str, object]], None],
-    *,
-    registry: Registry | None = None,
-    attach: Callable[[Server], None] | None = None,
 ) -> int:
-    """Serve the project, loading it unless its registry is given; `report` is told when it answers, or why it never will.
-
-    `attach` is handed the server before it starts, on the loop's own thread.
-    """
+    """Serve the project; `report` is told when it answers, or why it never will."""
     try:
         config = read_config(options.project)
-        speak = _endpoint(options, config)
+        speak = choose_endpoint(options, config)
         listeners = _listeners(options)
         set_variables(config)
-        registry = load(options.project) if registry is None else registry
-        _check_extensions(registry, speak)
-        _serve(options, config, registry, listeners, streams, speak, report, attach)
+        registry = load(options.project)
+        check_extensions(registry, speak)
+        server, identity = assemble(options, config, registry, streams, speak)
+        message = announcement(identity, registry, listeners)
+        serve(server, listeners, lambda: report(message), lifeline=options.lifeline_fd)
     except AEnvError as error:
-        lines = [f"error: {error.message}"]
-        lines += [str(line) for line in _traceback(error)]
-        lines += [f"hint: {error.hint}"] if error.hint else []
-        log.write("ERROR", "aenv", "\n".join(lines))
-        report(error.to_wire())
-        return error.exit_code
+        return refuse(error, log, report)
     return 0
 
 
-def _serve(
+def refuse(error: AEnvError, log: InstanceLog, report: Callable[[dict[str, object]], None]) -> int:
+    """Say why there will be no server, in the log and to whoever waits for it; the exit code."""
+    lines = [f"error: {error.message}"]
+    lines += [str(line) for line in _traceback(error)]
+    lines += [f"hint: {error.hint}"] if error.hint else []
+    log.write("ERROR", "aenv", "\n".join(lines))
+    report(error.to_wire())
+    return error.exit_code
+
+
+def assemble(
     options: argparse.Namespace,
     config: dict[str, object],
     registry: Registry,
-    listeners: list[socket.socket],
     streams: list[CapturedStream],
     speak: MakeEndpoint,
-    report: Callable[[dict[str, object]], None],
-    attach: Callable[[Server], None] | None,
-) -> None:
+) -> tuple[Server, Identity]:
+    """The server of a registry, which may still be empty, and what it says it is."""
     project = options.project.resolve()
     limits = _block(_block(config, "deployConfig"), "sandbox")
     timeout = options.tool_timeout or limits.get("toolTimeout") or "1h"
@@ -130,20 +129,19 @@ def _serve(
         str(config.get("version", "0.0.0")),
         str(config["description"]) if config.get("description") else None,
     )
-    server = Server(
-        registry,
-        Options(
-            project=project if project.is_dir() else project.parent,
-            identity=identity,
-            policy=Policy(_seconds(timeout), options.tool_threads, not options.no_traceback, options.log_calls),
-            max_body=options.max_body,
-            with_inspector=options.inspector,
-        ),
-        Loop(),
-        streams,
-        speak,
+    settings = Options(
+        project=project if project.is_dir() else project.parent,
+        identity=identity,
+        policy=Policy(_seconds(timeout), options.tool_threads, not options.no_traceback, options.log_calls),
+        max_body=options.max_body,
+        with_inspector=options.inspector,
     )
-    message: dict[str, object] = {
+    return Server(registry, settings, Loop(), streams, speak), identity
+
+
+def announcement(identity: Identity, registry: Registry, listeners: list[socket.socket]) -> dict[str, object]:
+    """What whoever waits for the server is told."""
+    return {
         "url": url_of(listeners[0]),
         "name": identity.name,
         "version": identity.version,
@@ -154,15 +152,8 @@ def _serve(
         "health": registry.health.name if registry.health else None,
     }
 
-    def ready() -> None:
-        if attach is not None:
-            attach(server)
-        report(message)
 
-    serve(server, listeners, ready, lifeline=options.lifeline_fd)
-
-
-def _endpoint(options: argparse.Namespace, config: dict[str, object]) -> MakeEndpoint:
+def choose_endpoint(options: argparse.Namespace, config: dict[str, object]) -> MakeEndpoint:
     """Who speaks MCP; the official package is imported by those alone who ask for it."""
     name = options.runtime or _block(_block(config, "deployConfig"), "sandbox").get("mcpRuntime") or "core"
     if name not in _RUNTIMES:
@@ -176,7 +167,8 @@ def _endpoint(options: argparse.Namespace, config: dict[str, object]) -> MakeEnd
     return official
 
 
-def _check_extensions(registry: Registry, speak: MakeEndpoint) -> None:
+def check_extensions(registry: Registry, speak: MakeEndpoint) -> None:
+    """Refuse a project that extends what does not speak for it."""
     if speak is Mcp and registry.mcp_extensions:
         names = ", ".join(extension.__name__ for extension in registry.mcp_extensions)
         raise ConfigError(

@@ -9,11 +9,17 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from aenv.sandbox import rewiring
 from aenv.sandbox.threads import Deliver
 
 logger = logging.getLogger(__name__)
+
+
+class _Parking(NamedTuple):
+    parked: Callable[[list[str]], None]
+    goes_on: threading.Event
 
 
 class AuthorLoop:
@@ -22,7 +28,12 @@ class AuthorLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_closing = False
-        threading.Thread(target=self._serve, name="aenv-async", daemon=True).start()
+        self._parking: _Parking | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="aenv-async", daemon=True)
+        self._thread.start()
 
     def submit(
         self, work: Callable[[], Awaitable[Any]], finish: Callable[[Any], object], deliver: Deliver, pid: int
@@ -55,6 +66,35 @@ class AuthorLoop:
         self._is_closing = True
         self._ask(self._loop.stop)
 
+    # while the process is copied
+
+    @property
+    def thread(self) -> int | None:
+        """Native id of the thread."""
+        return self._thread.native_id
+
+    def park(self, parked: Callable[[list[str]], None]) -> None:
+        """Have the thread leave the loop until `go_on`; `parked` is told there what the loop still has to do."""
+        self._parking = _Parking(parked, threading.Event())
+        if not self._ask(self._loop.stop):
+            parked([])
+
+    def go_on(self) -> None:
+        """Run the loop again."""
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            parking.goes_on.set()
+
+    def descriptors(self) -> set[int]:
+        """Those that the loop has for itself."""
+        return rewiring.descriptors(self._loop)
+
+    def renew(self) -> None:
+        """In a copy of the process: the same loop, so that what is bound to it still is, in a thread of its own."""
+        rewiring.rewire(self._loop)
+        self._parking = None
+        self._begin()
+
     def _ask(self, callback: Callable[[], None]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
@@ -69,6 +109,10 @@ class AuthorLoop:
                 self._loop.run_forever()
             except BaseException:  # sys.exit in a background task ends that task, not every async tool
                 logger.exception("async code of the environment tried to end its event loop")
+            if (parking := self._parking) is not None:
+                rewiring.release_idle_threads(self._loop)
+                parking.parked(rewiring.pending(self._loop))
+                parking.goes_on.wait()
         self._loop.close()
 
 

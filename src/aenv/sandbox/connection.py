@@ -109,6 +109,10 @@ class Connection:
         else:
             self._lost()
 
+    def abandon(self) -> None:
+        """Hang up now, whatever is unsent."""
+        self._lost()
+
     # the loop's callback
 
     def _ready(self, mask: int) -> None:

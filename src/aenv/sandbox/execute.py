@@ -18,6 +18,7 @@ from aenv.define.registry import Entry, Registry, current_registry
 from aenv.define.schema import Bound
 from aenv.errors import AEnvError, ArgumentsInvalid, ToolCancelled, ToolError, ToolFailed, ToolTimedOut
 from aenv.sandbox.encode import Result, to_result
+from aenv.sandbox.gate import Gate, OnStart
 from aenv.sandbox.journal import Journal, fingerprint
 from aenv.sandbox.log import CapturedStream
 from aenv.sandbox.loop import Future, Loop, Timer
@@ -25,6 +26,7 @@ from aenv.sandbox.threads import Threads
 
 if TYPE_CHECKING:
     from aenv.sandbox.authorloop import AuthorLoop
+    from aenv.sandbox.orphans import Orphans
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,6 @@ QUICK = 0.001
 PONG_SECONDS = 0.2
 """How long the loop of async author code may take to answer before it counts as blocked for good."""
 _LONGEST = 64 * 1024
-
-OnStart = Callable[[Callable[[], None]], None]
 
 
 def _nobody(method: str, params: dict[str, object]) -> None:
@@ -79,8 +79,10 @@ class Executor:
         self.journal = Journal()
         self.streams: list[CapturedStream] = []
         self.pid = os.getpid()
+        self.gate = Gate(loop)
+        self.orphans: Orphans | None = None
+        self.threads = Threads(policy.threads)
         self._project = project
-        self._threads = Threads(policy.threads)
         self._author_loop: AuthorLoop | None = None
         self._quick: dict[Entry, int] = {}
         # Ids for the log alone: nothing is reached by one, so it need not be hard to guess.
@@ -99,6 +101,8 @@ class Executor:
                 hint="send a JSON object whose keys are the parameters' names",
                 fields=[],
             )
+        if self.gate.opened is not None:
+            await self.gate.wait(entry.name, on_start)
         if call.call_id is None:
             self._numbers += 1
             return await self._run(call, f"{self._series}{self._numbers}", on_start)
@@ -111,8 +115,14 @@ class Executor:
         running = Running(self, call, context)
         if on_start is not None:
             on_start(running.cancel)
-        self._place(running)
-        return await running.result()
+        self.gate.under_way[running] = None
+        try:
+            self._place(running)
+            return await running.result()
+        finally:
+            self.gate.leave(running)
+            if self.orphans is not None:
+                self.orphans.look()
 
     def _place(self, running: Running) -> None:
         """Where the call runs."""
@@ -124,7 +134,12 @@ class Executor:
             self.loop.run_here(running)
         else:
             running.start_clock()
-            running.give_up = self._threads.submit(running.run, running.post)
+            running.give_up = self.threads.submit(running.run, running.post)
+
+    @property
+    def author_loop_if_any(self) -> AuthorLoop | None:
+        """The loop of async author code, if it was needed yet."""
+        return self._author_loop
 
     @property
     def author_loop(self) -> AuthorLoop:
@@ -173,6 +188,15 @@ class Executor:
             message = _text_of(problem)
         return ToolFailed(message, hint=None, **details)
 
+    def renew(self) -> None:
+        """In a copy of the process: threads of its own, in place of those that exist in the source alone."""
+        self.pid = os.getpid()
+        self.threads = Threads(self.policy.threads)
+        if self._author_loop is not None:
+            self._author_loop.renew()
+        if self.orphans is not None:
+            self.orphans.forget()
+
     def close(self) -> None:
         """End the loop of async author code; hung threads are daemons and end with the process."""
         if self._author_loop is not None:
@@ -196,6 +220,9 @@ class Running:
         self._began = monotonic()
         self._outcome: tuple[object, AEnvError | None] = (None, None)
         self._future: Future[tuple[object, AEnvError | None]] = Future()
+
+    def __str__(self) -> str:
+        return f"call {self._context.call_id} of {self.entry.kind} {self.entry.name!r}"
 
     # in the thread that runs the author's code
 

@@ -14,29 +14,60 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from aenv._util import jsontext
-from aenv.define.load import load
+from aenv.define.load import Plan, load
 from aenv.define.registry import Registry
-from aenv.sandbox.__main__ import arguments, boot, leave, read_config, set_variables
-from aenv.sandbox.log import capture
+from aenv.errors import AEnvError, LoadError
+from aenv.sandbox.__main__ import (
+    announcement,
+    arguments,
+    assemble,
+    check_extensions,
+    choose_endpoint,
+    leave,
+    read_config,
+    refuse,
+    set_variables,
+)
+from aenv.sandbox.endpoint import Identity, MakeEndpoint
+from aenv.sandbox.log import CapturedStream, InstanceLog, capture
 from aenv.sandbox.server import Server
+from aenv.sandbox.server import serve as serve_on
 
 _LENGTH = 4
+_LOG = 100
+"""Where the log's own descriptor is, clear of those that a sandbox is handed."""
 _LARGEST = 64 << 20
 _MOST_MODULES = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What every instance of the zygote starts from."""
+    """What every instance of the zygote starts from: all that can be made before one has a name."""
 
+    project: Path
     options: argparse.Namespace
+    config: dict[str, object]
+    speak: MakeEndpoint
+    plan: Plan
+    log: InstanceLog
+    streams: list[CapturedStream]
+    registry: Registry
+    is_loaded: bool
+    server: Server
+    identity: Identity
     modules: frozenset[str]
-    registry: Registry | None
+
+
+class ThreadsLeft(LoadError):
+    """A module left threads running when it was imported, and no fork would have them; `details["culprit"]`."""
+
+    code = "load.threads_left"
 
 
 def prepare(project: str, modules: list[str], *, preload: bool) -> tuple[Prepared, list[str]]:
@@ -45,11 +76,25 @@ def prepare(project: str, modules: list[str], *, preload: bool) -> tuple[Prepare
     The project's own code is loaded only where its author asked for that with `preload`.
     """
     notes = [note for name in modules if (note := _import(name)) is not None]
-    registry = None
+    folder = Path(project)
+    options = arguments().parse_args([project])
+    config = read_config(folder)
+    speak = choose_endpoint(options, config)
+    log, streams = capture(options.log_level, lowest=_LOG)
+    registry = Registry()
+    plan = Plan.make(folder)
+    plan.compile()
     if preload:
-        set_variables(read_config(Path(project)))
-        registry = load(Path(project))
-    return Prepared(arguments().parse_args([project]), frozenset(sys.modules), registry), notes
+        set_variables(config)
+        plan.load(registry)
+        check_extensions(registry, speak)
+        _check_threads("the project's own code")
+    server, identity = assemble(options, config, registry, streams, speak)
+    server.rest()
+    known = frozenset(sys.modules)
+    return Prepared(
+        folder, options, config, speak, plan, log, streams, registry, preload, server, identity, known
+    ), notes
 
 
 def _import(name: str) -> str | None:
@@ -57,7 +102,14 @@ def _import(name: str) -> str | None:
         importlib.import_module(name)
     except BaseException as problem:  # noqa: BLE001 - somebody's module: it will be imported again where it is used
         return f"{name}: {type(problem).__name__}: {problem}"
+    _check_threads(name)
     return None
+
+
+def _check_threads(name: str) -> None:
+    count = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after every module
+    if count > 1:
+        raise ThreadsLeft(f"importing {name} left {count - 1} threads running, which no fork has", culprit=name)
 
 
 def serve(descriptors: list[int], folder: str, prepared: Prepared, variables: dict[str, str]) -> NoReturn:
@@ -75,12 +127,8 @@ def serve(descriptors: list[int], folder: str, prepared: Prepared, variables: di
     os.environ.update(variables)
     os.environ.update(order["variables"])
     sys.argv[1:] = order["arguments"]
-    options = argparse.Namespace(**vars(prepared.options))
-    options.project = Path(folder)
-    options.fd = descriptors[1]
-    options.name = order["name"]
     _reseed()
-    log, streams = capture(options.log_level)
+    prepared.log.renew()
 
     def report(message: dict[str, object]) -> None:
         message = {"op": "failed" if "error" in message else "ready", **message}
@@ -89,10 +137,43 @@ def serve(descriptors: list[int], folder: str, prepared: Prepared, variables: di
         for descriptor in descriptors[2:]:
             os.close(descriptor)
 
-    def attach(server: Server) -> None:
-        server.loop.watch(control.fileno(), lambda mask: _obey(control))
+    leave(_serve(control, socket.socket(fileno=descriptors[1]), Path(folder), prepared, report))
 
-    leave(boot(options, log, streams, report, registry=prepared.registry, attach=attach))
+
+def _serve(
+    control: socket.socket,
+    listener: socket.socket,
+    folder: Path,
+    prepared: Prepared,
+    report: Callable[[dict[str, object]], None],
+) -> int:
+    try:
+        set_variables(prepared.config)
+        server = _load(folder, prepared)
+    except AEnvError as error:
+        return refuse(error, prepared.log, report)
+    message = announcement(prepared.identity, prepared.registry, [listener])
+
+    def ready() -> None:
+        server.loop.watch(control.fileno(), lambda mask: _obey(control))
+        report(message)
+
+    serve_on(server, [listener], ready)
+    return 0
+
+
+def _load(folder: Path, prepared: Prepared) -> Server:
+    """The server with the project's tools, from as much as the zygote could make of it."""
+    server = prepared.server
+    server.wake()
+    if prepared.is_loaded:
+        return server
+    if folder == prepared.project:
+        prepared.plan.load(prepared.registry)
+    else:
+        load(folder, prepared.registry)
+    check_extensions(prepared.registry, prepared.speak)
+    return server
 
 
 def _obey(control: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
@@ -29,6 +30,11 @@ class InstanceLog:
         self._stream = stream
         self._lock = threading.Lock()
 
+    def renew(self) -> None:
+        """In a copy of the process: write to where descriptor 2 leads now, with a lock that no lost thread holds."""
+        self._lock = threading.Lock()
+        os.dup2(2, self._stream.fileno(), inheritable=False)
+
     def write(self, level: str, source: str, text: str, call_id: str | None = None) -> None:
         """One event; a text of several lines becomes several."""
         now = time.time()
@@ -54,6 +60,11 @@ class CapturedStream(io.TextIOBase):
         self._descriptor = descriptor
         self._partial: dict[str | None, str] = {}
         self._lock = threading.Lock()
+
+    def renew(self) -> None:
+        """In a copy of the process: as the log it writes to."""
+        self._lock = threading.Lock()
+        self._log.renew()
 
     @property
     def buffer(self) -> BinaryIO:
@@ -141,9 +152,14 @@ class LogHandler(logging.Handler):
         self._log.write(record.levelname, record.name, self.format(record), _call_id())
 
 
-def capture(level: str) -> tuple[InstanceLog, list[CapturedStream]]:
-    """Send stdout, stderr and logging of this process to one instance log on the original stderr."""
-    log = InstanceLog(os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace"))
+def capture(level: str, *, lowest: int = 3) -> tuple[InstanceLog, list[CapturedStream]]:
+    """Send stdout, stderr and logging of this process to one instance log on the original stderr.
+
+    The log has a descriptor of its own, no lower than `lowest`, for author code may close those of the streams.
+    """
+    log = InstanceLog(
+        os.fdopen(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, lowest), "w", encoding="utf-8", errors="backslashreplace")
+    )
     # What child processes print belongs to the log as well, though nobody can tell which call it came from.
     os.dup2(2, 1)
     streams = [CapturedStream(log, "stdout", 1), CapturedStream(log, "stderr", 2)]

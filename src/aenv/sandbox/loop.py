@@ -116,6 +116,10 @@ class Loop:
     """See the module's first lines."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Be as new, with descriptors of its own."""
         self._selector = selectors.DefaultSelector()
         self._posted: deque[Callback] = deque()
         self._jobs: deque[Job] = deque()
@@ -131,6 +135,8 @@ class Loop:
         self._job: Job | None = None
         self._watcher = threading.Semaphore(0)
         self._is_watched = self._has_watcher = False
+        self.watcher: int | None = None
+        """Native id of the watching thread."""
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -141,6 +147,22 @@ class Loop:
         for descriptor in (self._wake_in, self._wake_out):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    def renew(self) -> None:
+        """In a copy of the process: forget everything that was watched, posted or due, and be as new."""
+        self.release()
+        self.begin()
+
+    def release(self) -> None:
+        """Close its descriptors; it is of no use until it begins anew."""
+        # With nothing taken out: in a copy of the process, the source's loop waits on the same kernel object.
+        self._selector.close()
+        self.forget()
+
+    def descriptors(self) -> set[int]:
+        """The loop's own, and those that it watches."""
+        watched = [key.fd for key in self._selector.get_map().values()]
+        return {self._selector.fileno(), self._wake_in, self._wake_out, *watched}
 
     # from any thread
 
@@ -284,6 +306,7 @@ class Loop:
 
     def _keep_watch(self) -> None:
         """Sleep while nothing runs; look every few milliseconds while something does; lead when it takes too long."""
+        self.watcher = threading.get_native_id()
         while True:
             self._watcher.acquire()
             while self._is_watched:
@@ -306,5 +329,6 @@ class Loop:
                 return False
             self._busy_since = None
             self._is_watched = self._has_watcher = False
+            self.watcher = None
             self._term += 1
             return True

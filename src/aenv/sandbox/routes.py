@@ -37,8 +37,7 @@ class Routes:
         self._executor = executor
         self._registry: Registry = executor.registry
         self._identity = identity
-        self._started = time.time()
-        self._last_active = self._started
+        self.begin()
         self._exact: dict[str, dict[str, Handler]] = {
             "/": {"GET": self._about},
             "/health": {"GET": self._health},
@@ -49,6 +48,10 @@ class Routes:
         self._mcp = mcp
         self._custom: list[_Custom] = []
         self._known_functions = 0
+
+    def begin(self) -> None:
+        """Count from now."""
+        self._started = self._last_active = time.time()
 
     def add(self, path: str, handler: Handler) -> None:
         """Serve GET on one more path."""

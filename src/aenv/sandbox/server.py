@@ -36,7 +36,7 @@ _BACKLOG = 1024
 _ACCEPT = 64
 _EVICTED = 16
 _PAUSE_SECONDS = 0.2
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ForbiddenOrigin(RequestError):
@@ -64,53 +64,94 @@ class Server:
         if options.with_inspector:
             # Only authors want the page, and importlib.resources takes a while to load.
             import_module("aenv.sandbox.inspector").add_to(self._routes)
-        self._listeners: list[socket.socket] = []
+        self.listeners: list[socket.socket] = []
         self._only_loopback = False
         self.handler: Handler = self._handle
         self.connections: set[Connection] = set()
         self.max_body = options.max_body
         self.is_closing = False
+        self.is_copyable = speak is Mcp
+        """Whether the process may be copied; the official package keeps a thread and descriptors of its own."""
+        self.is_copying = False
+        """Whether a fork under way makes another server, and not a child of author code."""
+        self.copies: set[int] = set()
+        """Children of this process that are copies of it."""
+        self.lifeline: int | None = None
+        self._guards_forks = False
 
     def start(self, listeners: list[socket.socket]) -> None:
         """Answer on these sockets from now on."""
-        self._listeners = listeners
+        self.listeners = listeners
         self._only_loopback = all(_is_loopback(listener) for listener in listeners)
         for listener in listeners:
             listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
             self.loop.watch(listener.fileno(), partial(self._accept, listener))
-        # A child that author code forks must hold neither the port nor a client after the server let go of them.
+        if not self._guards_forks:
+            self._guard_forks()
+
+    def _guard_forks(self) -> None:
+        """A child that author code forks must hold neither the port nor a client after the server let go of them."""
+        self._guards_forks = True
         held = threading.local()
 
         def hold() -> None:
             # A signal between the fork and the child's first line would be lost to a handler that is not its own.
-            held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         def release() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
 
         def let_go() -> None:
-            self._let_go()
+            if not self.is_copying:
+                self._let_go()
             release()
 
         os.register_at_fork(before=hold, after_in_parent=release, after_in_child=let_go)
 
     def _let_go(self) -> None:
-        descriptors = [listener.fileno() for listener in self._listeners]
+        descriptors = [listener.fileno() for listener in self.listeners]
         for descriptor in [*descriptors, *(connection.descriptor for connection in self.connections)]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self.loop.forget()
         # Ours would post to a loop that does not run in the child: `Process.terminate()` would do nothing.
-        for number in _SIGNALS:
+        for number in SIGNALS:
             with contextlib.suppress(ValueError):
                 signal.signal(number, signal.SIG_DFL)
+
+    def rest(self) -> None:
+        """Before it ever served: hold no descriptor, so that processes forked off this one inherit none."""
+        self.loop.release()
+
+    def wake(self) -> None:
+        """In such a process: be its own server."""
+        self.loop.begin()
+        self.executor.renew()
+        self._routes.begin()
+
+    def forget(self) -> None:
+        """In a copy of the process: let go of the source's sockets and clients, and of what they wait for."""
+        self.loop.renew()
+        self.copies.clear()
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = []
+        for connection in list(self.connections):
+            connection.abandon()
+        self._mcp.close()
+        self.executor.gate.turn_away()
+
+    def descriptors(self) -> set[int]:
+        """Those that are the server's own."""
+        listeners = {listener.fileno() for listener in self.listeners}
+        return self.loop.descriptors() | listeners | {connection.descriptor for connection in self.connections}
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Take no new requests, let those under way finish within `grace`, then hang up and end the loop."""
         if self.is_closing:
             return
         self.is_closing = True
-        for listener in self._listeners:
+        for listener in self.listeners:
             self.loop.unwatch(listener.fileno())
             listener.close()
         self._mcp.close()
@@ -231,8 +272,11 @@ def serve(
             os._exit(128 + number)
         server.loop.post(server.stop)
 
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, ask)
+    server.lifeline = lifeline
+    if os.getpid() == 1 and server.executor.orphans is None:
+        server.executor.orphans = import_module("aenv.sandbox.orphans").Orphans(server.loop)
 
     def started() -> None:
         server.start(listeners)

@@ -51,6 +51,8 @@ class Threads:
         self._lost = 0
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[_Job] = SimpleQueue()
+        self.resting: set[int] = set()
+        """Native ids of the threads that wait for work."""
         self._alive = 0
         self._idle = 0
         """Threads that wait for work; below zero, as many calls wait for a thread."""
@@ -96,13 +98,17 @@ class Threads:
             self._start()
 
     def _serve(self) -> None:
+        me = threading.get_native_id()
         while True:
+            self.resting.add(me)
             try:
                 job = self._waiting.get(timeout=_IDLE_SECONDS)
             except Empty:
                 if self._retire():
                     return
                 continue
+            finally:
+                self.resting.discard(me)
             if self._take(job):
                 self._run(job)
             if not self._finish(job):
