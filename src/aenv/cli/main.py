@@ -34,6 +34,7 @@ COMMANDS = {
     "test": Entry("aenv.cli.commands.test:test", "Serve a project and run its tests against it.", "Project"),
     "validate": Entry("aenv.cli.commands.validate:validate", "Check a project and say what to correct.", "Project"),
     "completion": Entry("aenv.cli.commands.completion:completion", "Print a shell's completion script.", "This tool"),
+    "doctor": Entry("aenv.cli.commands.doctor:doctor", "Show what this machine gives sandboxes.", "This tool"),
     "version": Entry("aenv.cli.commands.version:version", "Show what is installed.", "This tool"),
 }
 

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import NamedTuple
@@ -25,7 +24,7 @@ _SKIPPED_FILES = {"conftest.py", "setup.py", "noxfile.py"}
 
 
 class _Compiled(NamedTuple):
-    spec: ModuleSpec
+    module: ModuleType
     code: CodeType
 
 
@@ -123,26 +122,26 @@ def _compile(file: Path) -> _Compiled | None:
     except (SyntaxError, ValueError, OSError):
         # Told when it is imported, as it always is.
         return None
-    return _Compiled(spec, code) if code is not None and file.stem not in sys.modules else None
+    if code is None or file.stem in sys.modules:
+        return None
+    return _Compiled(importlib.util.module_from_spec(spec), code)
 
 
-def _run(compiled: _Compiled) -> ModuleType:
+def _run(compiled: _Compiled) -> None:
     """As an import would, from where the module has been found and compiled."""
-    name = compiled.spec.name
-    module = importlib.util.module_from_spec(compiled.spec)
-    sys.modules[name] = module
+    name = compiled.module.__name__
+    sys.modules[name] = compiled.module
     try:
-        exec(compiled.code, module.__dict__)  # noqa: S102 - importing is running
+        exec(compiled.code, compiled.module.__dict__)  # noqa: S102 - importing is running
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    return sys.modules[name]
 
 
 def _import(file: Path, plan: Plan) -> None:
     compiled = plan.compiled.get(file)
     try:
-        if compiled is not None and compiled.spec.name not in sys.modules:
+        if compiled is not None and compiled.module.__name__ not in sys.modules:
             _run(compiled)
             return
         name = _module_name(file, plan)

@@ -11,14 +11,15 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import aenv
 from aenv._util import jsontext
 from aenv.define.load import Plan, load
 from aenv.define.registry import Registry
@@ -36,13 +37,15 @@ from aenv.sandbox.__main__ import (
 )
 from aenv.sandbox.endpoint import Identity, MakeEndpoint
 from aenv.sandbox.log import CapturedStream, InstanceLog, capture
-from aenv.sandbox.server import Server
-from aenv.sandbox.server import serve as serve_on
+from aenv.sandbox.orphans import Orphans
+from aenv.sandbox.rehearsal import rehearse, rehearse_alone
+from aenv.sandbox.server import Server, launch, obey_signals, start
 
 _LENGTH = 4
 _LOG = 100
 """Where the log's own descriptor is, clear of those that a sandbox is handed."""
 _LARGEST = 64 << 20
+_REHEARSALS = 20
 _MOST_MODULES = 5000
 
 
@@ -70,27 +73,35 @@ class ThreadsLeft(LoadError):
     code = "load.threads_left"
 
 
-def prepare(project: str, modules: list[str], *, preload: bool) -> tuple[Prepared, list[str]]:
+def prepare(project: str, modules: list[str], *, preload: bool, reaps: bool) -> tuple[Prepared, list[str]]:
     """Import what instances will import; returns it with a note for each module that could not be.
 
-    The project's own code is loaded only where its author asked for that with `preload`.
+    The project's own code is loaded only where its author asked for that with `preload`. Whoever `reaps` will be the
+    first process of its pid namespace.
     """
     notes = [note for name in modules if (note := _import(name)) is not None]
     folder = Path(project)
     options = arguments().parse_args([project])
     config = read_config(folder)
+    set_variables(config)
     speak = choose_endpoint(options, config)
     log, streams = capture(options.log_level, lowest=_LOG)
+    # What authors import from us is loaded when first asked for.
+    for name in aenv.__all__:
+        getattr(aenv, name)
     registry = Registry()
     plan = Plan.make(folder)
     plan.compile()
     if preload:
-        set_variables(config)
         plan.load(registry)
         check_extensions(registry, speak)
         _check_threads("the project's own code")
     server, identity = assemble(options, config, registry, streams, speak)
+    obey_signals(server)
     server.rest()
+    rehearse_alone(_REHEARSALS)
+    if reaps:
+        server.executor.orphans = Orphans(server.loop)
     known = frozenset(sys.modules)
     return Prepared(
         folder, options, config, speak, plan, log, streams, registry, preload, server, identity, known
@@ -112,68 +123,77 @@ def _check_threads(name: str) -> None:
         raise ThreadsLeft(f"importing {name} left {count - 1} threads running, which no fork has", culprit=name)
 
 
-def serve(descriptors: list[int], folder: str, prepared: Prepared, variables: dict[str, str]) -> NoReturn:
+def serve(
+    descriptors: list[int],
+    folder: str,
+    prepared: Prepared,
+    variables: dict[str, str],
+    *,
+    learns: bool,
+    practises: bool,
+) -> NoReturn:
     """Wait for the order that makes this sandbox an instance, then serve it until it is killed.
 
     The descriptors are the control socket, the listening socket and, if there is one, the sandbox's file system, which
-    the supervisor is given to look at.
+    the supervisor is given to look at. One that `practises` has to wait, and uses the time.
     """
-    control = socket.socket(fileno=descriptors[0])
-    order = _receive(control)
-    if order is None:
-        # Nobody needed this one.
-        os._exit(0)
-    os.environ.clear()
-    os.environ.update(variables)
-    os.environ.update(order["variables"])
-    sys.argv[1:] = order["arguments"]
-    _reseed()
-    prepared.log.renew()
+    control, listener = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    server = _awake(prepared)
+    if practises and not select.select([control], [], [], 0)[0]:
+        rehearse(server)
+    _take_order(control, variables)
 
     def report(message: dict[str, object]) -> None:
         message = {"op": "failed" if "error" in message else "ready", **message}
-        message["modules"] = _learned(prepared, folder)
+        message["modules"] = _learned(prepared, folder) if learns else None
         _send(control, message, descriptors[2:])
         for descriptor in descriptors[2:]:
             os.close(descriptor)
 
-    leave(_serve(control, socket.socket(fileno=descriptors[1]), Path(folder), prepared, report))
-
-
-def _serve(
-    control: socket.socket,
-    listener: socket.socket,
-    folder: Path,
-    prepared: Prepared,
-    report: Callable[[dict[str, object]], None],
-) -> int:
     try:
-        set_variables(prepared.config)
-        server = _load(folder, prepared)
+        _load(Path(folder), prepared)
     except AEnvError as error:
-        return refuse(error, prepared.log, report)
+        leave(refuse(error, prepared.log, report))
     message = announcement(prepared.identity, prepared.registry, [listener])
 
     def ready() -> None:
         server.loop.watch(control.fileno(), lambda mask: _obey(control))
         report(message)
 
-    serve_on(server, [listener], ready)
-    return 0
+    start(server, [listener], ready)
+    server.loop.wait()
+    leave(0)
 
 
-def _load(folder: Path, prepared: Prepared) -> Server:
-    """The server with the project's tools, from as much as the zygote could make of it."""
+def _awake(prepared: Prepared) -> Server:
     server = prepared.server
     server.wake()
+    prepared.log.renew()
+    _reseed()
+    launch(server)
+    return server
+
+
+def _take_order(control: socket.socket, variables: dict[str, str]) -> None:
+    order = _receive(control)
+    if order is None:
+        # Nobody needed this one.
+        os._exit(0)
+    for name, value in {**variables, **order["variables"]}.items():
+        # One by one: `update` goes through abstract classes, whose pages every sandbox would pay for.
+        os.environ[name] = value
+    sys.argv[1:] = order["arguments"]
+
+
+def _load(folder: Path, prepared: Prepared) -> None:
+    """Load the project's tools, with as much of it done as the zygote could do."""
     if prepared.is_loaded:
-        return server
+        return
     if folder == prepared.project:
         prepared.plan.load(prepared.registry)
     else:
         load(folder, prepared.registry)
     check_extensions(prepared.registry, prepared.speak)
-    return server
 
 
 def _obey(control: socket.socket) -> None:

@@ -11,6 +11,7 @@ Nothing but the leader touches connections, futures or timers; other threads `po
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import heapq
 import itertools
@@ -116,11 +117,10 @@ class Loop:
     """See the module's first lines."""
 
     def __init__(self) -> None:
-        self.begin()
+        self._clear()
+        self.open()
 
-    def begin(self) -> None:
-        """Be as new, with descriptors of its own."""
-        self._selector = selectors.DefaultSelector()
+    def _clear(self) -> None:
         self._posted: deque[Callback] = deque()
         self._jobs: deque[Job] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -128,7 +128,8 @@ class Loop:
         self._cancelled = 0
         self._is_asleep = False
         self._is_stopped = False
-        self._ended = threading.Event()
+        # A bare lock, held until the end: an event would be made of Python code that every sandbox pays for.
+        self._running = threading.Lock()
         self._lead = threading.Lock()
         self._term = 0
         self._busy_since: float | None = None
@@ -137,6 +138,10 @@ class Loop:
         self._is_watched = self._has_watcher = False
         self.watcher: int | None = None
         """Native id of the watching thread."""
+
+    def open(self) -> None:
+        """Have descriptors of its own."""
+        self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -151,10 +156,11 @@ class Loop:
     def renew(self) -> None:
         """In a copy of the process: forget everything that was watched, posted or due, and be as new."""
         self.release()
-        self.begin()
+        self._clear()
+        self.open()
 
     def release(self) -> None:
-        """Close its descriptors; it is of no use until it begins anew."""
+        """Close its descriptors; it is of no use until it has others."""
         # With nothing taken out: in a copy of the process, the source's loop waits on the same kernel object.
         self._selector.close()
         self.forget()
@@ -178,12 +184,16 @@ class Loop:
         self._is_stopped = True
         self.post(lambda: None)
 
-    def run(self, started: Callback) -> None:
-        """Call `started` on the loop, then serve until `stop`; author code never runs in the calling thread."""
-        self.post(started)
-        threading.Thread(target=self._serve, name="aenv-loop", daemon=True).start()
+    def launch(self) -> None:
+        """Serve, in a thread of its own."""
+        self._running.acquire()
+        # Without a Thread object, whose Python code every sandbox would pay for; nobody joins it.
+        _thread.start_new_thread(self._serve, ())
+
+    def wait(self) -> None:
+        """Until `stop`; author code never runs in the calling thread."""
         # In slices, because a signal that arrives in another thread only marks its Python handler as due here.
-        while not self._ended.wait(3600.0):
+        while not self._running.acquire(timeout=3600.0):
             continue
 
     # from the leader only
@@ -227,16 +237,17 @@ class Loop:
         """Lead until stopped or deposed."""
         term = self._term
         while not self._is_stopped:
-            self._turn()
+            self.turn()
             while self._jobs:
                 if not self._run_job(self._jobs.popleft(), term):
                     return
                 self._run_posted()
         self._selector.close()
         os.close(self._wake_in)
-        self._ended.set()
+        self._running.release()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for what comes next, and do it."""
         self._is_asleep = True
         events = self._selector.select(self._rest())
         self._is_asleep = False

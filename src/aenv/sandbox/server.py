@@ -125,8 +125,8 @@ class Server:
 
     def wake(self) -> None:
         """In such a process: be its own server."""
-        self.loop.begin()
-        self.executor.renew()
+        self.loop.open()
+        self.executor.pid = os.getpid()
         self._routes.begin()
 
     def forget(self) -> None:
@@ -261,10 +261,8 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(
-    server: Server, listeners: list[socket.socket], ready: Callable[[], None], *, lifeline: int | None = None
-) -> None:
-    """Serve until SIGTERM, SIGINT or the end of the lifeline; `ready` is called when the sockets are being answered."""
+def obey_signals(server: Server) -> None:
+    """End the server in good order on SIGTERM and SIGINT."""
 
     def ask(number: int, frame: object) -> None:
         if server.is_closing:
@@ -274,9 +272,32 @@ def serve(
 
     for number in SIGNALS:
         signal.signal(number, ask)
-    server.lifeline = lifeline
+
+
+def serve(
+    server: Server, listeners: list[socket.socket], ready: Callable[[], None], *, lifeline: int | None = None
+) -> None:
+    """Serve until SIGTERM, SIGINT or the end of the lifeline; `ready` is called when the sockets are being answered."""
+    obey_signals(server)
+    launch(server)
+    start(server, listeners, ready, lifeline=lifeline)
+    server.loop.wait()
+
+
+def launch(server: Server) -> None:
+    """Have the loop run, with nothing to answer yet."""
     if os.getpid() == 1 and server.executor.orphans is None:
         server.executor.orphans = import_module("aenv.sandbox.orphans").Orphans(server.loop)
+    # What is loaded by now stays: a collection need not look at it again, nor touch its memory.
+    gc.freeze()
+    server.loop.launch()
+
+
+def start(
+    server: Server, listeners: list[socket.socket], ready: Callable[[], None], *, lifeline: int | None = None
+) -> None:
+    """Have the sockets answered."""
+    server.lifeline = lifeline
 
     def started() -> None:
         server.start(listeners)
@@ -284,9 +305,7 @@ def serve(
             server.loop.watch(lifeline, lambda mask: _follow_owner())
         ready()
 
-    # What is loaded by now stays: a collection need not look at it again, nor touch its memory.
-    gc.freeze()
-    server.loop.run(started)
+    server.loop.post(started)
 
 
 def _follow_owner() -> None:

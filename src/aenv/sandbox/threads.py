@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import threading
 from collections.abc import Callable
@@ -75,7 +76,8 @@ class Threads:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._serve, name="aenv-call", daemon=True).start()
+            # Without a Thread object: nobody joins it, and its Python code would cost every sandbox memory.
+            _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # No thread is to be had; the call waits for one that ends.
             with self._lock:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -144,13 +144,22 @@ class Bench:
             self.stop(handle)
         self.assert_nothing_left(*ids)
 
+    def renew(self) -> None:
+        """After a failed test: another engine, so that the next one does not fail for the same reason."""
+        self._held.clear()
+        # It may be in any state, and the test has failed already.
+        with contextlib.suppress(Exception):
+            self.run(asyncio.wait_for(self.engine.aclose(), SETTLE))
+        self.engine = self.subject.make()
+
     def close(self) -> None:
         """Close the engine, and fail if anything at all is left of it."""
-        self.run(self.engine.aclose())
         folders = self.subject.folders
-        self._settle(lambda: Footprint.take(folders).list_new(self._before), "left behind by the closed engine")
+        names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()}
+        self.run(self.engine.aclose())
+        self._settle(lambda: Footprint.take(folders).list_new(self._before, names), "left behind by the closed engine")
 
-    @contextmanager
+    @contextlib.contextmanager
     def another(self) -> Iterator[Bench]:
         """A second engine of the same kind, closed at the end."""
         other = Bench(self.subject, self.zoo, self._loop)

@@ -85,8 +85,12 @@ def bench(bench_of_module: Bench, request: pytest.FixtureRequest) -> Bench:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Sweep as part of the test, so that a leak is the failure of the test that made it, and a gap can name it."""
     bench = pyfuncitem.funcargs.get("bench")
-    try:
+    if not isinstance(bench, Bench):
         return (yield)
-    finally:
-        if isinstance(bench, Bench):
-            bench.sweep()
+    try:
+        result = yield
+        bench.sweep()
+    except (Exception, pytest.fail.Exception):
+        bench.renew()
+        raise
+    return result

@@ -6,7 +6,7 @@ An engine that works on other machines leaves no traces here; for those, `Engine
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,17 +49,21 @@ class Footprint:
             files=frozenset(_files(folders)),
         )
 
-    def list_new(self, before: Footprint) -> list[str]:
-        """What is here and was not before, in a sentence each."""
+    def list_new(self, before: Footprint, names: Collection[str] = ()) -> list[str]:
+        """What is here and was not before, in a sentence each.
+
+        With `names`, only control groups that are named after one of them: other engines live on this machine too.
+        """
+        groups = [group for group in self.groups - before.groups if not names or _names(str(group), names)]
         return [
             *(f"process {pid} {_command(pid)}" for pid, _ in sorted(self.processes - before.processes)),
             *(f"mount {line}" for line in sorted(self.mounts - before.mounts)),
-            *(f"control group {group}" for group in sorted(self.groups - before.groups)),
+            *(f"control group {group}" for group in sorted(groups)),
             *(f"file {file}" for file in sorted(self.files - before.files)),
         ]
 
 
-def _names(text: str, ids: Sequence[str]) -> bool:
+def _names(text: str, ids: Collection[str]) -> bool:
     return any(id in text for id in ids)
 
 

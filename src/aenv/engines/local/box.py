@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -119,8 +118,6 @@ def _become(shape: Shape) -> None:
 
 def begin_afresh() -> None:
     """What no two processes may have in common, though one was forked off the other."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if "ssl" in sys.modules:
         # OpenSSL tells a fork by a changed pid, and the first process of every pid namespace has the same.
         sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)

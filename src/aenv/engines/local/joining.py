@@ -79,6 +79,7 @@ class Command:
         self._pid = os.fork()
         if self._pid == 0:
             self._be_outside([stdin_out, *(theirs for _, theirs in pipes)], entries)
+        self._reactor.children.add(self._pid)
         self._pidfd = os.pidfd_open(self._pid)
         for descriptor in (stdin_out, *(theirs for _, theirs in pipes), *entries):
             os.close(descriptor)
@@ -128,6 +129,7 @@ class Command:
         self._reactor.unwatch(self._pidfd)
         os.close(self._pidfd)
         status = os.waitpid(self._pid, 0)[1]
+        self._reactor.children.discard(self._pid)
         code = os.waitstatus_to_exitcode(status)
         self._stdin = self._stdin[:0]
         for stream in self._streams:

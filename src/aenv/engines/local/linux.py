@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import platform
 import socket
@@ -49,7 +48,8 @@ _AT_FDCWD = -100
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SIOCSIFFLAGS, _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x8914, 1, 8, 64
+_LOOPBACK_UP = struct.pack("16sh14x", b"lo", _IFF_UP | _IFF_LOOPBACK | _IFF_RUNNING)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
@@ -141,10 +141,9 @@ def keep_capabilities(kept: frozenset[int] = frozenset()) -> None:
 
 def raise_loopback() -> None:
     """Bring up `lo` of this network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-        request = fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
-        flags = struct.unpack("16sh14x", request)[1]
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+    probe = _checked(_libc.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0), "socket")
+    _checked(_libc.ioctl(probe, _SIOCSIFFLAGS, _LOOPBACK_UP), "lo")
+    os.close(probe)
 
 
 def write_file(path: str, text: str) -> None:

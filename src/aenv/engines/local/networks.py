@@ -79,6 +79,7 @@ class Proxy:
                 env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
                 start_new_session=True,
             )
+        reactor.children.add(self._process.pid)
         self._channel.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._outbox = Outbox(reactor, self._channel)
         self.is_gone = False
@@ -105,6 +106,7 @@ class Proxy:
             self._channel.close()
             self._process.kill()
             self._process.wait()
+            self._reactor.children.discard(self._process.pid)
 
 
 class UserNetProcess:
@@ -125,6 +127,7 @@ class UserNetProcess:
             env={"PATH": os.environ["PATH"]},
             start_new_session=True,
         )
+        reactor.children.add(self._process.pid)
         os.close(ready_in)
         os.close(ends_out)
         reactor.watch(self._ready, partial(self._heard, f"{tool.tool} could not give the sandbox a network"))
@@ -144,7 +147,10 @@ class UserNetProcess:
 
     def is_gone(self) -> bool:
         """Whether nothing of it is left."""
-        return self._process.poll() is not None
+        if self._process.poll() is None:
+            return False
+        self._reactor.children.discard(self._process.pid)
+        return True
 
     def _heard(self, otherwise: str) -> None:
         told = os.read(self._ready, 4096)

@@ -15,6 +15,7 @@ from aenv._util import jsontext
 from aenv.engines.local import linux
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Log, Sandbox
+from aenv.engines.local.zygote import FRUGAL
 
 MOST_CHILDREN = 500
 """Pages that many processes share make each further fork slower; beyond this a sibling zygote takes over."""
@@ -41,6 +42,8 @@ class Home(Protocol):
 
     def born(self, sandbox: Sandbox) -> None: ...
 
+    def release(self, sandbox: Sandbox) -> None: ...
+
     def never_born(self, sandbox: Sandbox, error: dict[str, object]) -> None: ...
 
     def exited(self, sandbox: Sandbox) -> None: ...
@@ -64,17 +67,19 @@ class ZygoteProcess:
         # The reader must not wait, the writer may.
         fcntl.fcntl(log_in, fcntl.F_SETFL, fcntl.fcntl(log_in, fcntl.F_GETFL) & ~os.O_NONBLOCK)
         order = {**nursery.order, "modules": self.modules, "parent": os.getpid()}
+        order["knows_modules"] = nursery.knows_modules
         command = [nursery.python, "-I", "-B", "-m", "aenv.engines.local.zygote", str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log_in,
             stderr=log_in,
-            env=nursery.environ,
+            env={**nursery.environ, **FRUGAL},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             cwd="/",
         )
+        home.reactor.children.add(self.process.pid)
         theirs.close()
         os.close(log_in)
         self._channel.setblocking(False)  # noqa: FBT003 - the socket's own signature
@@ -91,6 +96,7 @@ class ZygoteProcess:
         self._unborn[sandbox.name] = sandbox
         sandbox.zygote = self
         request = {**self._nursery.request, "id": sandbox.name, "folder": sandbox.folder}
+        request["is_spare"] = sandbox.state == "spare"
         self._outbox.send(jsontext.dumps(request), self._home.descriptors_of(sandbox))
 
     def forget(self, sandbox: Sandbox) -> None:
@@ -190,6 +196,7 @@ class ZygoteProcess:
         self._home.reactor.unwatch(self.pidfd)
         os.close(self.pidfd)
         self.process.wait()
+        self._home.reactor.children.discard(self.process.pid)
         if self.state != "gone":
             self._lost()
         self._nursery.zygotes.remove(self)
@@ -212,7 +219,7 @@ class Nursery:
         self.starting = 0
         """Sandboxes that somebody waits for."""
         self.on_ended: Callable[[], None] = lambda: None
-        self._knows_modules: bool = order["knows_modules"]
+        self.knows_modules: bool = order["knows_modules"]
         self._learned = learned
         self._home = home
         self._queue: deque[Sandbox] = deque()
@@ -239,9 +246,9 @@ class Nursery:
 
     def learn(self, modules: list[str]) -> None:
         """What the first instance imported, the next zygote imports beforehand."""
-        if self._knows_modules:
+        if self.knows_modules:
             return
-        self._knows_modules = True
+        self.knows_modules = True
         self.modules = modules
         self._learned(modules)
         if modules:
@@ -251,7 +258,7 @@ class Nursery:
         """Hold so many from now on."""
         self.wanted_spares = count
         while len(self.spares) > count:
-            self.spares.pop().kill()
+            self._home.release(self.spares.pop())
         self.refill()
 
     def refill(self) -> None:
@@ -298,7 +305,7 @@ class Nursery:
                 other.retire()
                 for spare in [spare for spare in self.spares if spare.zygote is other]:
                     self.spares.remove(spare)
-                    spare.kill()
+                    self._home.release(spare)
         waiting, self._queue = self._queue, deque()
         for sandbox in waiting:
             self.place(sandbox)

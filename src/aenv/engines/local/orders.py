@@ -12,7 +12,7 @@ from aenv.engines.local.networks import Policy
 from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.prepared import Prepared
 from aenv.engines.local.pythons import PythonEnvironment
-from aenv.engines.local.rootfs import outermost
+from aenv.engines.local.rootfs import HOME, outermost
 from aenv.engines.local.zygote import PROXY_PORT
 from aenv.engines.protocol import Launch
 from aenv.model.spec import EnvSpec
@@ -53,32 +53,29 @@ def order(
         "modules": modules or [],
         "knows_modules": modules is not None,
         "limits": _limits(spec),
-        "environ": {
-            "PATH": f"{Path(python.python).parent}:{_PATH}",
-            "LANG": "C.UTF-8",
-            # One heap for all threads: each further one would cost every sandbox pages of its own.
-            "MALLOC_ARENA_MAX": "1",
-            "LD_BIND_NOW": "1",
-        },
+        "environ": _environ(spec, python),
         "request": {"hostname": spec.name[:63], "storage_bytes": _storage(spec), "project": str(prepared.project)},
     }
 
 
 def activation(launch: Launch) -> dict[str, object]:
     """What makes a sandbox this instance."""
-    spec = launch.spec
-    values = {
+    own = {"AENV_INSTANCE_ID": launch.id, "AENV_ARGUMENTS": jsontext.dumps(list(launch.arguments)).decode()}
+    return {"variables": {**launch.variables, **own}, "arguments": list(launch.arguments)}
+
+
+def _environ(spec: EnvSpec, python: PythonEnvironment) -> dict[str, str]:
+    """The variables that all instances of the environment have, whose zygote has them too."""
+    return {
+        "PATH": f"{Path(python.python).parent}:{_PATH}",
         "LANG": "C.UTF-8",
+        "HOME": HOME,
         "USER": "root" if spec.deploy.run_as_root else "agent",
-        **(variables(PROXY_PORT) if spec.deploy.network == "allowlist" else {}),
-        **spec.deploy.environment_variables,
-        **launch.variables,
-        "AENV_INSTANCE_ID": launch.id,
         "AENV_ENV_NAME": spec.name,
         "AENV_ENV_VERSION": spec.version,
-        "AENV_ARGUMENTS": jsontext.dumps(list(launch.arguments)).decode(),
+        **(variables(PROXY_PORT) if spec.deploy.network == "allowlist" else {}),
+        **spec.deploy.environment_variables,
     }
-    return {"variables": values, "arguments": list(launch.arguments), "name": spec.name}
 
 
 def _limits(spec: EnvSpec) -> dict[str, Any]:

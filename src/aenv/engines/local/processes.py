@@ -24,6 +24,25 @@ def end_all(folder: str, session: int | None = None) -> None:
         time.sleep(0.002)
 
 
+def children() -> set[int]:
+    """Every child of this process, which has one thread; none where the kernel does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:  # noqa: PTH123 - a kernel file
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return set()
+
+
+def reap_all() -> None:
+    """Wait for every child there is; they were killed, so it takes a moment at most."""
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            pid, _status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                time.sleep(0.001)
+
+
 def _find(folder: str, session: int | None) -> Iterator[int]:
     wanted = f"{VARIABLE}={folder}".encode()
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of names, no objects

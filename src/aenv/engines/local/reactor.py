@@ -24,6 +24,8 @@ class Reactor:
         self._timers: list[tuple[float, int, Callback]] = []
         self._numbers = itertools.count()
         self._is_stopped = False
+        self.children: set[int] = set()
+        """Processes that somebody here waits for; all other children are adopted."""
 
     def watch(self, descriptor: int, callback: Callback) -> None:
         """Call whenever it can be read, or its other end is gone."""

@@ -116,7 +116,6 @@ class Supervisor:
             return
         self._is_closing = True
         for nursery in self._nurseries.values():
-            nursery.on_ended = self._finish_if_empty
             nursery.close()
         for sandbox in list(self._sandboxes.values()):
             sandbox.is_stopping = True
@@ -125,9 +124,23 @@ class Supervisor:
                 self._bury(sandbox)
         self._finish_if_empty()
 
+    def _zygote_ended(self) -> None:
+        self._reap_adopted()
+        self._finish_if_empty()
+
+    def _reap_adopted(self, tries: int = 50) -> None:
+        """What a dead process leaves behind comes to us, its subreaper; some of it ends a moment later."""
+        adopted = processes.children() - self.reactor.children
+        for pid in adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if adopted and tries and not self._is_closing:
+            self.reactor.later(0.02, partial(self._reap_adopted, tries - 1))
+
     def _finish_if_empty(self) -> None:
         if self._is_closing and not self._sandboxes and not any(one.zygotes for one in self._nurseries.values()):
             self._networks.close()
+            processes.reap_all()
             if self._cgroups is not None:
                 self._cgroups.close()
             self._lease.end()
@@ -139,7 +152,9 @@ class Supervisor:
         key = request["key"]
         if key not in self._nurseries:
             order = self._complete(request["order"])
-            self._nurseries[key] = Nursery(key, order, self, lambda modules: self._learned(key, modules))
+            nursery = Nursery(key, order, self, lambda modules: self._learned(key, modules))
+            nursery.on_ended = self._zygote_ended
+            self._nurseries[key] = nursery
         self._answer(request)
 
     def _complete(self, order: Message) -> Message:
@@ -318,6 +333,11 @@ class Supervisor:
         self.reactor.watch(sandbox.control.fileno(), partial(self._read_control, sandbox))
         sandbox.outbox = Outbox(self.reactor, sandbox.control)
         return [theirs.detach(), listener.detach(), log_in, *entries]
+
+    def release(self, sandbox: Sandbox) -> None:
+        """Nobody wants it any more."""
+        sandbox.is_stopping = True
+        self._kill(sandbox)
 
     def born(self, sandbox: Sandbox) -> None:
         """It has a process."""

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from aenv.engines.local import linux, plain, rootfs, seccomp
+from aenv.engines.local.barefork import BareFork
 from aenv.engines.local.box import Needs, Shape, begin_afresh, enter
 from aenv.errors import AEnvError
 
@@ -40,16 +41,24 @@ _KEPT = frozenset(
         linux.CAP_SETFCAP,
     }
 )
-_CONTROL, _LISTENER, _FIRST_FREE = 3, 4, 5
+_CONTROL = 3
 _CLEAR_OF_ALL = 64
 PROXY_PORT = 13128
 """On the loopback of every sandbox whose network is an allowlist."""
+
+
+# Frozen modules live in the interpreter's own data, spread over pages that every sandbox would copy.
+_FROZEN = ("-X", "frozen_modules=off")
+FRUGAL = {"MALLOC_ARENA_MAX": "1", "LD_BIND_NOW": "1"}
+"""For zygotes alone: a heap for each thread, and symbols looked up late, would cost every sandbox memory of its own."""
 
 
 def main(descriptor: int, order_descriptor: int | None = None) -> NoReturn:
     """Serve the supervisor at the other end of this socket until it hangs up."""
     channel = socket.socket(fileno=descriptor)
     os.umask(0o022)
+    for name in FRUGAL:
+        os.environ.pop(name, None)
     try:
         if order_descriptor is None:
             order: dict[str, Any] = json.loads(channel.recv(_LARGEST))
@@ -103,8 +112,17 @@ def _start_anew(order: dict[str, Any], channel: socket.socket) -> NoReturn:
     os.write(note, json.dumps(order).encode())
     os.lseek(note, 0, os.SEEK_SET)
     channel.set_inheritable(True)
-    command = [order["python"], "-I", "-B", "-m", "aenv.engines.local.zygote", str(channel.fileno()), str(note)]
-    os.execve(command[0], command, order["environ"])  # noqa: S606 - no shell is wanted
+    command = [
+        order["python"],
+        "-I",
+        "-B",
+        *_FROZEN,
+        "-m",
+        "aenv.engines.local.zygote",
+        str(channel.fileno()),
+        str(note),
+    ]
+    os.execve(command[0], command, {**order["environ"], **FRUGAL})  # noqa: S606 - no shell is wanted
 
 
 def _leave_as_root(order: dict[str, Any], channel: socket.socket) -> None:
@@ -199,6 +217,7 @@ class Zygote:
         self._order = order
         self._channel = channel
         self._is_boxed = order["mode"] != "process"
+        self._bare_fork = BareFork()
         self._entry: ModuleType = importlib.import_module(order["entry"])
         self._prepared: object = None
         self._shape = Shape(
@@ -208,18 +227,21 @@ class Zygote:
             hidden=tuple(order["hidden"]),
             filter=seccomp.program() if self._is_boxed else b"",
         )
-        self._variables = {"PATH": order["environ"]["PATH"], "HOME": rootfs.HOME}
+        self._poller = select.epoll()
+        self._children: dict[int, int] = {}
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._is_boxed else -1
 
     def load(self) -> None:
         """Import all that sandboxes will need, and say what could not be."""
         project = rootfs.PROJECT if self._is_boxed else self._order["project"]
-        self._prepared, notes = self._entry.prepare(project, self._order["modules"], preload=self._order["preload"])
+        self._prepared, notes = self._entry.prepare(
+            project, self._order["modules"], preload=self._order["preload"], reaps=self._is_boxed
+        )
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - one call, no objects
         if threads > 1:
             raise RuntimeError(f"importing left {threads - 1} threads running, which no fork would have")
         # The first fork of a process pays for all later ones.
-        if (child := os.fork()) == 0:
+        if (child := self._bare_fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)
         gc.collect()
@@ -228,19 +250,14 @@ class Zygote:
 
     def serve(self) -> NoReturn:
         """Fork on request, report who ended, until the supervisor hangs up."""
-        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-        poller = select.poll()
-        poller.register(self._channel, select.POLLIN)
-        poller.register(wake_in, select.POLLIN)
+        channel = self._channel.fileno()
+        self._poller.register(channel, select.EPOLLIN)
         while True:
-            for descriptor, _mask in poller.poll():
-                if descriptor == wake_in:
-                    os.read(wake_in, 4096)
-                    self._reap()
-                else:
+            for descriptor, _mask in self._poller.poll():
+                if descriptor == channel:
                     self._receive()
+                else:
+                    self._reap(descriptor)
 
     def _receive(self) -> None:
         text, descriptors, _flags, _address = socket.recv_fds(self._channel, _LARGEST, _DESCRIPTORS)
@@ -248,19 +265,18 @@ class Zygote:
             os._exit(0)
         self._fork(json.loads(text), list(descriptors))
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                self._send({"op": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+    def _reap(self, pidfd: int) -> None:
+        self._poller.unregister(pidfd)
+        os.close(pidfd)
+        pid = self._children.pop(pidfd)
+        status = os.waitpid(pid, 0)[1]
+        self._send({"op": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         try:
             if self._is_boxed:
                 linux.unshare(linux.CLONE_NEWPID)
-            pid = os.fork()
+            pid = self._bare_fork()
             if pid == 0:
                 self._be_sandbox(request, descriptors)
             if self._is_boxed:
@@ -272,31 +288,37 @@ class Zygote:
         else:
             text = json.dumps({"op": "born", "id": request["id"], "pid": pid}).encode()
             socket.send_fds(self._channel, [text], [pidfd])
-            os.close(pidfd)
+            # A descriptor for each tells of its end; a signal would have to be undone in every sandbox.
+            self._children[pidfd] = pid
+            self._poller.register(pidfd, select.EPOLLIN)
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _be_sandbox(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         control, listener, log, *entries = descriptors
+        told = control
         try:
             begin_afresh()
+            variables: dict[str, str] = {}
             os.dup2(log, 1)
             os.dup2(log, 2)
             if self._is_boxed:
                 needs = Needs(request["hostname"], request["storage_bytes"], request["rlimits"])
                 box = enter(self._shape, needs, entries)
-                folder, variables = rootfs.PROJECT, self._variables
+                folder = rootfs.PROJECT
             else:
                 box = -1
                 folder, variables = plain.enter(request, entries)
             kept = _settle(control, listener, box)
+            told = kept[0]
             if self._order["announces"]:
                 _announce(kept[0], opens_proxy=self._order["policy"] == "proxy")
-            self._entry.serve(kept, folder, self._prepared, variables)
+            hints = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
+            self._entry.serve(kept, folder, self._prepared, variables, **hints)
         except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
             message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
             with contextlib.suppress(OSError):
-                _tell(control, message)
+                _tell(told, message)
         os._exit(1)
 
     def _send(self, message: dict[str, Any]) -> None:

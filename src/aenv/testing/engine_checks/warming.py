@@ -17,16 +17,20 @@ from aenv.testing.engine_bench import Bench
 SPARES = 2
 
 
+def warm(bench: Bench, launch: Launch, count: int) -> None:
+    """Keep that many spares, or skip."""
+    if not isinstance(bench.engine, SupportsWarm):
+        pytest.skip(f"{bench.engine.name} keeps no spares; give it a method `warm` (SupportsWarm)")
+    bench.run(bench.engine.warm(launch, count))
+
+
 @pytest.fixture
 def warmed(bench: Bench) -> Iterator[Launch]:
     """A launch whose digest has spares."""
-    engine = bench.engine
-    if not isinstance(engine, SupportsWarm):
-        pytest.skip(f"{engine.name} keeps no spares; give it a method `warm` (SupportsWarm)")
     launch = bench.zoo.launch(deploy={"environmentVariables": {"KIND": "warm"}})
-    bench.run(engine.warm(launch, SPARES))
+    warm(bench, launch, SPARES)
     yield launch
-    bench.run(engine.warm(launch, 0))
+    warm(bench, launch, 0)
 
 
 def test_one_started_from_a_spare_is_like_any_other(bench: Bench, warmed: Launch) -> None:
@@ -59,24 +63,21 @@ def test_more_starts_than_spares_all_answer(bench: Bench, warmed: Launch) -> Non
 
 
 def test_starts_go_on_without_spares(bench: Bench, warmed: Launch) -> None:
-    assert isinstance(bench.engine, SupportsWarm)
-    bench.run(bench.engine.warm(warmed, 0))
+    warm(bench, warmed, 0)
     assert bench.is_answering(bench.start(warmed))
 
 
-def test_a_closed_engine_leaves_no_spares(bench: Bench, warmed: Launch) -> None:
+def test_a_closed_engine_leaves_no_spares(bench: Bench) -> None:
     with bench.another() as other:
-        assert isinstance(other.engine, SupportsWarm)
-        other.run(other.engine.warm(warmed, SPARES))
+        warm(other, other.zoo.launch(), SPARES)
 
 
-def test_code_that_does_not_start_has_no_spares_and_says_why_when_it_is_started(bench: Bench, warmed: Launch) -> None:
-    assert isinstance(bench.engine, SupportsWarm)
+def test_code_that_does_not_start_has_no_spares_and_says_why_when_it_is_started(bench: Bench) -> None:
     launch = bench.zoo.launch("raises_at_import")
     # Told now or when it is needed: either way the one who starts it learns why.
     with contextlib.suppress(EngineError):
-        bench.run(bench.engine.warm(launch, SPARES))
+        warm(bench, launch, SPARES)
     with pytest.raises(SandboxFailed) as caught:
         bench.start(launch)
     assert "no such luck" in f"{caught.value.message}\n{caught.value.details}"
-    bench.run(bench.engine.warm(launch, 0))
+    warm(bench, launch, 0)
