@@ -1,4 +1,4 @@
-"""Limits on real processes of this machine: control groups where the tests may write them, rlimits everywhere."""
+"""Control groups around real processes of this machine, where the tests may make them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import ctypes
 import errno
 import itertools
 import os
-import resource
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aenv.engines.local import cgroupfs
-from aenv.engines.local.limits import Cgroups, Group, Limits, rlimits
+from aenv.engines.local.limits import Cgroups, Group, Limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups and these rlimits are Linux's")
 
@@ -27,11 +25,6 @@ WIDE = Limits(cpu_cores=2, memory_bytes=256 * MB, storage_bytes=MB, processes=64
 NOBODY = 65534
 NEWUSER = 0x10000000
 _numbers = itertools.count()
-
-
-def tight(**limits: float) -> Limits:
-    """The wide limits but for some."""
-    return Limits(**{**{name: getattr(WIDE, name) for name in Limits.__slots__}, **limits})
 
 
 def new_lease() -> str:
@@ -126,7 +119,7 @@ def folders_of(lease: str) -> list[str]:
 
 def test_a_process_over_its_memory_is_killed_and_counted(cgroups: Cgroups) -> None:
     need(cgroups, "memory")
-    group = cgroups.make("hungry", tight(memory_bytes=32 * MB))
+    group = cgroups.make("hungry", replace(WIDE, memory_bytes=32 * MB))
     neighbour = cgroups.make("neighbour", WIDE)
     bystander = child(sleep, group=neighbour)
 
@@ -142,7 +135,7 @@ def test_a_process_over_its_memory_is_killed_and_counted(cgroups: Cgroups) -> No
 
 def test_a_fork_bomb_stops_at_its_limit_and_is_counted(cgroups: Cgroups) -> None:
     need(cgroups, "pids")
-    group = cgroups.make("bomb", tight(processes=6))
+    group = cgroups.make("bomb", replace(WIDE, processes=6))
     neighbour = cgroups.make("neighbour", WIDE)
     bomb = child(lambda: fork_until_refused() and sleep(), group=group)
 
@@ -159,12 +152,12 @@ def test_a_fork_bomb_stops_at_its_limit_and_is_counted(cgroups: Cgroups) -> None
 def test_a_refused_fork_says_so(cgroups: Cgroups) -> None:
     need(cgroups, "pids")
 
-    assert ending(child(fork_until_refused, group=cgroups.make("few", tight(processes=3)))) == errno.EAGAIN
+    assert ending(child(fork_until_refused, group=cgroups.make("few", replace(WIDE, processes=3)))) == errno.EAGAIN
 
 
 def test_throttled_periods_are_counted(cgroups: Cgroups) -> None:
     need(cgroups, "cpu")
-    group = cgroups.make("busy", tight(cpu_cores=0.05))
+    group = cgroups.make("busy", replace(WIDE, cpu_cores=0.05))
     pid = child(spin, group=group)
 
     until(lambda: group.breaches()["cpu"] >= 1)
@@ -277,7 +270,7 @@ def test_what_the_kernel_refuses_leaves_nothing_behind(cgroups: Cgroups) -> None
     need(cgroups, "pids")
 
     with pytest.raises(OSError, match="Invalid argument"):
-        cgroups.make("odd", tight(processes=-5))
+        cgroups.make("odd", replace(WIDE, processes=-5))
 
     assert cgroups.make("odd", WIDE).remove()
 
@@ -370,167 +363,3 @@ def test_groups_of_version_2_hold_count_and_end_their_processes() -> None:
     assert lease in Cgroups.leases()
     assert Cgroups.sweep(lease) == 1
     assert ending(other) == -signal.SIGKILL
-
-
-def test_a_group_of_version_2_is_read_as_the_kernel_writes_it(tmp_path: Path) -> None:
-    files = {
-        "cgroup.procs": "41\n0\n42\n",
-        "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nnr_periods 9\nnr_throttled 4\n",
-        "memory.current": "1048576\n",
-        "memory.events": "low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n",
-        "pids.current": "5\n",
-        "pids.events": "max 1\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-
-    group = Group("v2", dict.fromkeys(["", *ALL], str(tmp_path)))
-
-    assert group.breaches() == {"oom": 2, "pids": 1, "cpu": 4}
-    assert (group.memory_bytes(), group.cpu_seconds(), group.processes()) == (MB, 2.5, 5)
-    assert Group("v2", {"": str(tmp_path)}).processes() == 2  # the process of another namespace is not ours to see
-
-
-def grow_like_cgroup2(root: str) -> None:
-    """From now on folders below fill themselves as those of cgroup2 do. There is no way back, so only in a child."""
-    enabled: dict[str, list[str]] = {}
-    names = "cgroup.procs cgroup.subtree_control memory.max memory.swap.max pids.max cpu.max cpu.weight".split()
-
-    def on_open(event: str, arguments: tuple[object, ...]) -> None:
-        path = str(arguments[0]) if event == "open" else ""
-        if not path.startswith(root):
-            return
-        for folder, _, files in os.walk(root):
-            for name in set(names) - set(files):
-                os.mknod(f"{folder}/{name}", 0o644)
-        if path.endswith("subtree_control"):
-            text = enabled.setdefault(path, [])
-            written = os.pread(control := _raw_open(path), 99, 0).decode()
-            text += [written[1:]] if written.startswith("+") else []
-            os.ftruncate(control, 0)
-            os.pwrite(control, b"" if int(str(arguments[2])) & os.O_WRONLY else " ".join(text).encode(), 0)
-            os.close(control)
-
-    sys.addaudithook(on_open)
-
-
-def _raw_open(path: str) -> int:
-    """Open a file with no audit event."""
-    return int(ctypes.CDLL(None).open(path.encode(), os.O_RDWR))
-
-
-def test_version_2_is_told_its_limits_in_its_own_words(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    tree = cgroupfs.Tree("v2", frozenset(), str(tmp_path), str(own))
-
-    def work() -> int:
-        grow_like_cgroup2(str(tmp_path))
-        (own / "cgroup.procs").read_text()
-        found = Cgroups._find_v2([tree], "lease")
-        if found is None or found.controllers != ALL:
-            return 1
-        found.make("one", tight(cpu_cores=0.5))
-        return 0
-
-    assert ending(child(work)) == 0
-    texts = {path.name: path.read_text() for path in (own / "aenv.lease" / "one").iterdir()}
-    assert {name: text for name, text in texts.items() if text} == {
-        "memory.max": str(256 * MB),
-        "memory.swap.max": "0",
-        "pids.max": "64",
-        "cpu.max": "50000 100000",
-        "cpu.weight": "50",
-    }
-
-
-NOTHING: frozenset[str] = frozenset()
-ALL = frozenset({"memory", "pids", "cpu"})
-
-
-def under(limits: Limits, work: Callable[[], int], *, own_user_namespace: bool = False) -> int:
-    """How a child ends that works under the rlimits of a machine without control groups."""
-    chosen = rlimits(limits, controllers=NOTHING, own_user_namespace=own_user_namespace)
-
-    def limited() -> int:
-        leave_root()
-        if own_user_namespace and ctypes.CDLL(None).unshare(NEWUSER) != 0:
-            return 77
-        for which, soft, hard in chosen:
-            resource.setrlimit(which, (soft, hard))
-        return work()
-
-    return ending(child(limited))
-
-
-def test_no_rlimit_is_above_what_this_process_may_set() -> None:
-    huge = Limits(1, 1 << 60, 1, 1 << 30, 1 << 30, 1e9)
-
-    for which, soft, hard in rlimits(huge, controllers=NOTHING, own_user_namespace=True):
-        top = resource.getrlimit(which)[1]
-        assert soft <= hard
-        assert top == resource.RLIM_INFINITY or hard <= top
-
-
-def test_rlimits_stand_in_for_the_groups_that_are_missing() -> None:
-    def kinds(controllers: frozenset[str], *, own: bool) -> set[int]:
-        return {which for which, _, _ in rlimits(WIDE, controllers=controllers, own_user_namespace=own)}
-
-    memory = {resource.RLIMIT_AS, resource.RLIMIT_DATA}
-    assert kinds(NOTHING, own=False) - kinds(ALL, own=True) == memory
-    assert kinds(NOTHING, own=True) - kinds(ALL, own=True) <= memory | {resource.RLIMIT_NPROC}
-    assert {resource.RLIMIT_CORE, resource.RLIMIT_NOFILE} <= kinds(ALL, own=False)
-    assert resource.RLIMIT_CPU not in kinds(NOTHING, own=True)
-
-
-def test_a_process_cannot_take_more_memory_than_its_rlimit() -> None:
-    def take() -> int:
-        try:
-            return len(b"x" * (2048 * MB)) % 2
-        except MemoryError:
-            return 42
-
-    assert under(tight(memory_bytes=1024 * MB), take) == 42
-
-
-def test_threads_and_programs_start_under_the_rlimits() -> None:
-    def work() -> int:
-        threads = [threading.Thread(target=int) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return subprocess.run(["sh", "-c", "true"], check=False).returncode
-
-    assert under(tight(memory_bytes=512 * MB), work) == 0
-
-
-def test_no_more_files_are_open_than_the_rlimit_allows() -> None:
-    def work() -> int:
-        try:
-            return len([os.open("/dev/null", os.O_RDONLY) for _ in range(300)]) % 2
-        except OSError as error:
-            return error.errno or 98
-
-    assert under(WIDE, work) == errno.EMFILE
-
-
-def test_a_process_that_has_used_its_seconds_is_ended() -> None:
-    assert under(tight(cpu_seconds=0.5), spin) == -signal.SIGXCPU
-
-
-def test_processes_are_counted_in_their_own_user_namespace() -> None:
-    code = under(tight(processes=4), fork_and_clean_up, own_user_namespace=True)
-    if code == 77:
-        pytest.skip("this machine gives users no user namespaces; see `sysctl user.max_user_namespaces`")
-
-    assert code == errno.EAGAIN
-
-
-def fork_and_clean_up() -> int:
-    """As `fork_until_refused`, and no child stays."""
-    os.setpgid(0, 0)
-    code = fork_until_refused()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)
-    return code
