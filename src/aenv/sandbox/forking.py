@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Enter = Callable[[], list[socket.socket]]
 Done = Callable[[int | AEnvError], None]
+Hold = Callable[[], Future[None]]
 Side = Literal["source", "copy"]
 
 PATIENCE_SECONDS = 0.05
@@ -50,7 +51,15 @@ PARK_SECONDS = 0.2
 LOOK_SECONDS = 0.001
 
 
-def fork(server: Server, *, wait_seconds: float, enter: Enter, done: Done, own: Collection[int] = ()) -> None:
+def fork(
+    server: Server,
+    *,
+    wait_seconds: float,
+    enter: Enter,
+    done: Done,
+    own: Collection[int] = (),
+    hold: Hold | None = None,
+) -> None:
     """Copy the process; called on the loop's leading thread, as `done` is, with the copy's pid or why there is none.
 
     Calls under way are given `wait_seconds` to end; those that come meanwhile wait, and run in the source. In the copy
@@ -58,11 +67,12 @@ def fork(server: Server, *, wait_seconds: float, enter: Enter, done: Done, own: 
     descriptor 2 to its log, has the loop watch what is its own, sets another `server.lifeline` if there is one, and
     returns the sockets to listen on. It may fork, and return in the child. If it raises, the copy ends with code 1.
     `own` are descriptors of whoever calls that the loop does not watch; like those that it watched they are open in
-    the copy, for `enter` to close. Copies are made one after another.
+    the copy, for `enter` to close. Copies are made one after another. `hold` is called in the source once there is a
+    copy, and what it returns is waited for before the source goes on: what `enter` copies must not change meanwhile.
     """
     opened = server.executor.gate.opened
     if opened is not None:
-        opened.then(lambda: fork(server, wait_seconds=wait_seconds, enter=enter, done=done, own=own))
+        opened.then(lambda: fork(server, wait_seconds=wait_seconds, enter=enter, done=done, own=own, hold=hold))
         return
 
     def told(pid: int | None, problem: BaseException | None) -> None:
@@ -74,19 +84,20 @@ def fork(server: Server, *, wait_seconds: float, enter: Enter, done: Done, own: 
             logger.error("the copy of the process failed by a defect of the server", exc_info=problem)
             done(ForkRefused(f"the copy failed: {problem!r}", hint="see the instance log, and report it", obstacles=[]))
 
-    start(_Fork(server, enter, set(own), monotonic() + wait_seconds).run(), told)
+    start(_Fork(server, enter, set(own), monotonic() + wait_seconds, hold).run(), told)
 
 
 class _Fork:
     """One copy in the making; runs on the server's loop."""
 
-    def __init__(self, server: Server, enter: Enter, own: set[int], deadline: float) -> None:
+    def __init__(self, server: Server, enter: Enter, own: set[int], deadline: float, hold: Hold | None) -> None:
         self._server = server
         self._executor = server.executor
         self._loop = server.loop
         self._enter = enter
         self._own = own
         self._deadline = deadline
+        self._hold = hold
         self._hooks = _Hooks(self._executor.registry.fork_hooks)
         self._files: list[OpenFile] = []
 
@@ -99,7 +110,10 @@ class _Fork:
             self._refuse_if(self._for_good())
             try:
                 await self._before()
-                return await self._split()
+                pid = await self._split()
+                if self._hold is not None:
+                    await self._hold()
+                return pid
             finally:
                 await self._after()
         finally:

@@ -7,20 +7,17 @@ The engine that does the forking knows these two functions by name alone.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
 import os
 import select
-import signal
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import aenv
-from aenv._util import jsontext
 from aenv.define.load import Plan, load
 from aenv.define.registry import Registry
 from aenv.errors import AEnvError, LoadError
@@ -37,14 +34,13 @@ from aenv.sandbox.__main__ import (
 )
 from aenv.sandbox.endpoint import Identity, MakeEndpoint
 from aenv.sandbox.log import CapturedStream, InstanceLog, capture
+from aenv.sandbox.obedience import Copier, Obedience, read_frame, send_frame
 from aenv.sandbox.orphans import Orphans
 from aenv.sandbox.rehearsal import rehearse, rehearse_alone
 from aenv.sandbox.server import Server, launch, obey_signals, start
 
-_LENGTH = 4
 _LOG = 100
 """Where the log's own descriptor is, clear of those that a sandbox is handed."""
-_LARGEST = 64 << 20
 _REHEARSALS = 20
 _MOST_MODULES = 5000
 
@@ -131,6 +127,7 @@ def serve(
     *,
     learns: bool,
     practises: bool,
+    copier: Copier | None = None,
 ) -> NoReturn:
     """Wait for the order that makes this sandbox an instance, then serve it until it is killed.
 
@@ -146,7 +143,7 @@ def serve(
     def report(message: dict[str, object]) -> None:
         message = {"op": "failed" if "error" in message else "ready", **message}
         message["modules"] = _learned(prepared, folder) if learns else None
-        _send(control, message, descriptors[2:])
+        send_frame(control, message, descriptors[2:])
         for descriptor in descriptors[2:]:
             os.close(descriptor)
 
@@ -157,7 +154,7 @@ def serve(
     message = announcement(prepared.identity, prepared.registry, [listener])
 
     def ready() -> None:
-        server.loop.watch(control.fileno(), lambda mask: _obey(control))
+        Obedience(server, control, copier, message).begin()
         report(message)
 
     start(server, [listener], ready)
@@ -175,7 +172,7 @@ def _awake(prepared: Prepared) -> Server:
 
 
 def _take_order(control: socket.socket, variables: dict[str, str]) -> None:
-    order = _receive(control)
+    order = read_frame(control)
     if order is None:
         # Nobody needed this one.
         os._exit(0)
@@ -196,15 +193,6 @@ def _load(folder: Path, prepared: Prepared) -> None:
     check_extensions(prepared.registry, prepared.speak)
 
 
-def _obey(control: socket.socket) -> None:
-    """The supervisor has nothing to say to a running instance yet, so this is its end; nobody else would end us."""
-    with contextlib.suppress(BlockingIOError):
-        if not control.recv(1):
-            if os.getpgrp() == os.getpid():
-                os.killpg(0, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _learned(prepared: Prepared, folder: str) -> list[str]:
     """The modules that loading the project brought, its own left out: the next zygote imports them beforehand."""
     found = [name for name in list(sys.modules) if name not in prepared.modules and _is_foreign(name, folder)]
@@ -222,26 +210,3 @@ def _reseed() -> None:
     for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
         if (module := sys.modules.get(name)) is not None:
             getattr(module, seed)()
-
-
-def _receive(control: socket.socket) -> dict[str, Any] | None:
-    head = _read(control, _LENGTH)
-    return None if head is None else jsontext.loads(_read(control, int.from_bytes(head, "little")) or b"null")
-
-
-def _read(control: socket.socket, size: int) -> bytes | None:
-    parts = []
-    while size:
-        part = control.recv(min(size, _LARGEST))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _send(control: socket.socket, message: dict[str, object], descriptors: list[int]) -> None:
-    text = jsontext.dumps(message)
-    frame = len(text).to_bytes(_LENGTH, "little") + text
-    sent = socket.send_fds(control, [frame], descriptors)
-    control.sendall(frame[sent:])

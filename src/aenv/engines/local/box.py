@@ -14,6 +14,7 @@ from aenv.engines.local.rootfs import BOX, HOME, PROJECT
 OWN_NETWORK = linux.CLONE_NEWNET
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
+_FOLDERS = (("up", 0o755), ("work", 0o755), ("home", 0o755), ("run", 0o755), ("tmp", 0o1777), ("shm", 0o1777))
 _PRIVATE_TMP = "/tmp"  # noqa: S108 - inside the sandbox, where it is its own
 
 
@@ -50,11 +51,9 @@ def enter(shape: Shape, needs: Needs, entries: list[int]) -> int:
         os.write(descriptor, b"0")
         os.close(descriptor)
     linux.unshare(_NAMESPACES | (OWN_NETWORK if shape.has_own_network else 0))
-    box = _mount(shape, needs)
-    socket.sethostname(needs.hostname)
-    if shape.has_own_network:
-        linux.raise_loopback()
-    _become(shape)
+    box = mount_files(shape, needs)
+    mount_kernel(shape, needs.hostname)
+    become(shape)
     for kind, soft, hard in needs.rlimits:
         resource.setrlimit(kind, (soft, hard))
     linux.keep_capabilities()
@@ -65,33 +64,39 @@ def enter(shape: Shape, needs: Needs, entries: list[int]) -> int:
     return box
 
 
-def _mount(shape: Shape, needs: Needs) -> int:
+def mount_files(shape: Shape, needs: Needs | None) -> int:
+    """Its own files over those that all share; a descriptor of them. Without needs, they are there already."""
     # What must stay visible is looked up before /tmp is covered, in this very mount namespace.
     held = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in shape.hidden]
-    linux.mount("box", BOX, "tmpfs", _PLAIN, f"mode=755,size={needs.storage_bytes}")
-    for name, mode in (
-        ("up", 0o755),
-        ("work", 0o755),
-        ("home", 0o755),
-        ("run", 0o755),
-        ("tmp", 0o1777),
-        ("shm", 0o1777),
-    ):
-        os.mkdir(f"{BOX}/{name}", mode)  # noqa: PTH102 - strings: every allocation here is paid by every sandbox
-        if shape.outer:
-            os.chown(f"{BOX}/{name}", shape.outer, shape.outer)
-    os.chmod(f"{BOX}/tmp", 0o1777)  # noqa: PTH101, S103, S108 - as above; the umask took bits
-    os.chmod(f"{BOX}/shm", 0o1777)  # noqa: PTH101, S103 - as above
+    if needs is not None:
+        linux.mount("box", BOX, "tmpfs", _PLAIN, f"mode=755,size={needs.storage_bytes}")
+        _make_folders(shape.outer)
     layers = f"lowerdir={PROJECT},upperdir={BOX}/up,workdir={BOX}/work,userxattr"
     linux.mount("overlay", PROJECT, "overlay", _PLAIN, layers)
     linux.mount(f"{BOX}/tmp", _PRIVATE_TMP, "", linux.MS_BIND)  # noqa: S108 - as above
     linux.mount(f"{BOX}/home", HOME, "", linux.MS_BIND)
     linux.mount(f"{BOX}/shm", "/dev/shm", "", linux.MS_BIND)  # noqa: S108 - as above
-    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    linux.mount("proc", "/proc", "proc", _PLAIN | linux.MS_NOEXEC)
     for path, descriptor in held:
         _show_again(path, descriptor)
     return os.open(BOX, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _make_folders(owner: int) -> None:
+    for name, mode in _FOLDERS:
+        os.mkdir(f"{BOX}/{name}", mode)  # noqa: PTH102 - strings: every allocation here is paid by every sandbox
+        if owner and os.geteuid() != owner:
+            os.chown(f"{BOX}/{name}", owner, owner)
+    os.chmod(f"{BOX}/tmp", 0o1777)  # noqa: PTH101, S103, S108 - as above; the umask took bits
+    os.chmod(f"{BOX}/shm", 0o1777)  # noqa: PTH101, S103 - as above
+
+
+def mount_kernel(shape: Shape, hostname: str) -> None:
+    """What the kernel shows: processes and terminals of its own namespaces, its name, its loopback."""
+    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    linux.mount("proc", "/proc", "proc", _PLAIN | linux.MS_NOEXEC)
+    socket.sethostname(hostname)
+    if shape.has_own_network:
+        linux.raise_loopback()
 
 
 def _show_again(path: str, descriptor: int) -> None:
@@ -102,7 +107,7 @@ def _show_again(path: str, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _become(shape: Shape) -> None:
+def become(shape: Shape) -> None:
     """Take on the sandbox's user, in a user namespace that knows no other."""
     if shape.outer:
         os.setgroups([])

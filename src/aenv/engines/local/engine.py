@@ -20,12 +20,14 @@ from aenv.errors import (
     EngineError,
     EngineLost,
     ExecTimedOut,
+    ForkRefused,
     SandboxFailed,
     SandboxGone,
     SandboxTimedOut,
 )
 from aenv.settings import EngineSettings
 
+Handles = list[Handle]
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 30.0
@@ -103,7 +105,7 @@ class LocalEngine:
             # Sent before anything can cancel us, so it happens whoever waits for it.
             await link.ask({"op": "stop", "id": handle.id, "grace": grace})
 
-    async def list(self) -> list[Handle]:
+    async def list(self) -> Handles:
         """See Engine."""
         link = self._link
         if link is None or link.is_lost:
@@ -152,6 +154,30 @@ class LocalEngine:
                 stderr=frame.blob[first:].decode("utf-8", "replace"),
             )
         return ExecResult(message["code"], frame.blob[:first], frame.blob[first:], message["is_truncated"])
+
+    async def fork(self, handle: Handle, ids: Sequence[str], *, wait_seconds: float = 30.0) -> Handles:
+        """See SupportsFork."""
+        link = self._link
+        if link is None or link.is_lost:
+            raise SandboxGone(f"there is no sandbox {handle.id}", reason="lost")
+        made: Handles = []
+        try:
+            for id_ in ids:
+                copy = await self._fork(link, handle, id_, wait_seconds)
+                made.append(copy)
+        except BaseException:
+            await asyncio.shield(self._stop_all([*made, Handle(ids[len(made)], self.name, "")]))
+            raise
+        return made
+
+    async def _fork(self, link: Link, handle: Handle, id_: str, wait_seconds: float) -> Handle:
+        request = {"op": "fork", "id": handle.id, "copy": id_, "wait_seconds": wait_seconds}
+        frame = await link.ask({**request, "variables": {"AENV_INSTANCE_ID": id_}})
+        message = _checked(frame, handle.id, ForkRefused)
+        return Handle(id_, self.name, f"unix:{message['path']}", {**handle.state, "box": message["name"]})
+
+    async def _stop_all(self, handles: Sequence[Handle]) -> None:
+        await asyncio.gather(*(self.stop(handle) for handle in handles))
 
     async def warm(self, launch: Launch, count: int) -> None:
         """See SupportsWarm."""
@@ -230,13 +256,14 @@ def _requirements(project: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _checked(frame: Frame, id_: str, kind: type[SandboxFailed | SandboxGone]) -> dict[str, Any]:
+def _checked(frame: Frame, id_: str, kind: type[SandboxFailed | SandboxGone | ForkRefused]) -> dict[str, Any]:
     """The answer's members; the error that it is instead."""
     error = frame.message.get("error")
     if error is None:
         return frame.message
     if error.get("code") == "engine.lost":
         raise EngineLost(error["error"])
+    kind = SandboxGone if error.get("code") == "engine.sandbox_gone" else kind
     told = error.get("error") or error.get("message")
     details = {**(error.get("details") or {}), **{k: error[k] for k in ("reason", "log_tail", "cause") if k in error}}
     raise kind(f"{id_}: {told}", hint=error.get("hint"), **details)

@@ -30,6 +30,8 @@ MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
+_SECURE_NOROOT = 0b11  # and locked
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
@@ -137,6 +139,11 @@ def keep_capabilities(kept: frozenset[int] = frozenset()) -> None:
     low, high = bits & 0xFFFFFFFF, bits >> 32
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     _checked(_libc.syscall(_number(_CAPSET), header, struct.pack("<6I", low, low, 0, high, high, 0)), "capset")
+
+
+def lock_out_root() -> None:
+    """User 0 is an ordinary user from here on: it gets no capability for being 0, in programs it starts either."""
+    _checked(_libc.prctl(_PR_SET_SECUREBITS, _SECURE_NOROOT, 0, 0, 0), "prctl(SECUREBITS)")
 
 
 def raise_loopback() -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 from aenv._util import jsontext
+from aenv.engines.local.processes import pid_of
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Sandbox
 from aenv.engines.local.usernet import UserNet, find
@@ -119,7 +120,7 @@ class UserNetProcess:
         self._ready, ready_in = os.pipe2(os.O_CLOEXEC)
         ends_out, self._ends = os.pipe2(os.O_CLOEXEC)
         self._process = subprocess.Popen(
-            tool.command(_pid_of(sandbox.pidfd), ready_in, ends_out, owner=sandbox.zygote.process.pid),
+            tool.command(pid_of(sandbox.pidfd), ready_in, ends_out, owner=sandbox.zygote.process.pid),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -163,9 +164,3 @@ class UserNetProcess:
         then, self._then = self._then, None
         if then is not None:
             then(problem)
-
-
-def _pid_of(pidfd: int) -> int:
-    """The process's number, as this pid namespace counts."""
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="utf-8") as file:  # noqa: PTH123 - a kernel file
-        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))

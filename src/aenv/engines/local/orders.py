@@ -50,6 +50,7 @@ def order(
         "policy": _POLICIES[deploy.network] if closes_loopback or deploy.network != "public" else "host",
         "allow": list(deploy.network_allow),
         "preload": bool(deploy.preload),
+        "forkable": deploy.forkable,
         "modules": modules or [],
         "knows_modules": modules is not None,
         "limits": _limits(spec),

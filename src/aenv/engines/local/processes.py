@@ -24,6 +24,51 @@ def end_all(folder: str, session: int | None = None) -> None:
         time.sleep(0.002)
 
 
+def end_beside(pidfd: int) -> None:
+    """Kill all processes of the pid namespace that this process, or its only child, is the first of; not that one."""
+    deadline = time.monotonic() + _PATIENCE
+    first = _first_of(pid_of(pidfd))
+    if first is None:
+        return
+    space = _space(first)
+    while (found := [pid for pid in _all() if pid != first and _space(pid) == space]) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        # As above.
+        time.sleep(0.002)
+
+
+def pid_of(pidfd: int) -> int:
+    """The process's number, as this pid namespace counts; not above 0 when it is gone."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="utf-8") as file:  # noqa: PTH123 - a kernel file
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
+def _first_of(pid: int) -> int | None:
+    """The process itself if it is the first of its pid namespace, else its child that is."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            numbers = next(line.split()[1:] for line in file if line.startswith("NSpid:"))
+        if numbers[-1] == "1":
+            return pid
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            return next((int(child) for child in file.read().split()), None)
+    except OSError:
+        return None
+
+
+def _space(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") if _is_alive(pid) else None  # noqa: PTH115 - as above
+    except OSError:
+        return None
+
+
+def _all() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - as above
+
+
 def children() -> set[int]:
     """Every child of this process, which has one thread; none where the kernel does not tell."""
     try:

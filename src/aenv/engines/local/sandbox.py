@@ -67,46 +67,57 @@ class Waiters:
     """When nothing of it is left."""
 
 
+@dataclass(eq=False, slots=True)
 class Sandbox:
     """One sandbox, from the request to fork it until nothing of it is left."""
 
-    def __init__(self, name: str, nursery: Nursery, *, path: str, log_bytes: int) -> None:
-        self.name = name
-        self.id: str | None = None
-        self.nursery = nursery
-        self.zygote: ZygoteProcess | None = None
-        self.path = path
-        self.folder: str | None = None
-        self.state: State = "spare"
-        self.log = Log(log_bytes)
-        self.waiters = Waiters()
-        self.group: Group | None = None
-        self.control: socket.socket | None = None
-        self.outbox: Outbox | None = None
-        self.way_out: WayOut | None = None
-        self.is_attached = False
-        """Whether it reaches all that it may reach."""
-        self.activation = b""
-        """What makes it an instance; forgotten as soon as it is sent."""
-        self._received = bytearray()
-        self.log_pipe = -1
-        self.pidfd = -1
-        self.box = -1
-        self.pid: int | None = None
-        """In the zygote's pid namespace."""
-        self.code: int | None = None
-        self.is_dead = False
-        self.is_stopping = False
-        self.breaches: dict[str, int] = {}
-        self.metadata: dict[str, object] = {}
-        self.failure: dict[str, object] | None = None
-        """What it said of itself when it could not start."""
+    name: str
+    nursery: Nursery
+    path: str
+    log: Log
+    id: str | None = None
+    zygote: ZygoteProcess | None = None
+    folder: str | None = None
+    state: State = "spare"
+    waiters: Waiters = field(default_factory=Waiters)
+    group: Group | None = None
+    control: socket.socket | None = None
+    outbox: Outbox | None = None
+    way_out: WayOut | None = None
+    is_attached: bool = False
+    """Whether it reaches all that it may reach."""
+    activation: bytes = b""
+    """What makes it an instance; forgotten as soon as it is sent."""
+    log_pipe: int = -1
+    pidfd: int = -1
+    box: int = -1
+    """Its own file system."""
+    pid: int | None = None
+    """In the zygote's pid namespace."""
+    code: int | None = None
+    is_dead: bool = False
+    is_stopping: bool = False
+    breaches: dict[str, int] = field(default_factory=dict)
+    source: Sandbox | None = None
+    """What it is a copy of."""
+    copies: set[Sandbox] = field(default_factory=set)
+    is_husk: bool = False
+    """Whether it has ended, and only its first process is left, for copies live below it."""
+    metadata: dict[str, object] = field(default_factory=dict)
+    failure: dict[str, object] | None = None
+    """What it said of itself when it could not start."""
+    _received: bytearray = field(default_factory=bytearray)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Signal its first process; the kernel ends all others of its pid namespace with that one."""
         if self.pidfd >= 0 and not self.is_dead:
-            with contextlib.suppress(ProcessLookupError):
+            # Copies hand their descriptors out themselves, and may hand out anything.
+            with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, number)
+
+    def has_live_copies(self) -> bool:
+        """Whether something lives below its first process that is not its own."""
+        return any(copy.state != "ended" or copy.has_live_copies() for copy in self.copies)
 
     def receive(self, part: bytes) -> list[dict[str, object]]:
         """The messages that are whole now; nonsense is dropped, for author code can write to this socket too."""

@@ -26,7 +26,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from aenv.engines.local import linux, plain, rootfs, seccomp
+from aenv.engines.local import copying, linux, plain, rootfs, seccomp
 from aenv.engines.local.barefork import BareFork
 from aenv.engines.local.box import Needs, Shape, begin_afresh, enter
 from aenv.errors import AEnvError
@@ -217,6 +217,7 @@ class Zygote:
         self._order = order
         self._channel = channel
         self._is_boxed = order["mode"] != "process"
+        self._is_forkable = self._is_boxed and order["forkable"]
         self._bare_fork = BareFork()
         self._entry: ModuleType = importlib.import_module(order["entry"])
         self._prepared: object = None
@@ -225,7 +226,7 @@ class Zygote:
             outer=order["outer"],
             has_own_network=order["has_own_network"],
             hidden=tuple(order["hidden"]),
-            filter=seccomp.program() if self._is_boxed else b"",
+            filter=seccomp.program(may_fork_sandbox=self._is_forkable) if self._is_boxed else b"",
         )
         self._poller = select.epoll()
         self._children: dict[int, int] = {}
@@ -274,12 +275,12 @@ class Zygote:
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         try:
-            if self._is_boxed:
+            if self._is_boxed and not self._is_forkable:
                 linux.unshare(linux.CLONE_NEWPID)
             pid = self._bare_fork()
             if pid == 0:
                 self._be_sandbox(request, descriptors)
-            if self._is_boxed:
+            if self._is_boxed and not self._is_forkable:
                 linux.setns(self._own_pids, linux.CLONE_NEWPID)
             pidfd = os.pidfd_open(pid)
         except OSError as problem:
@@ -300,11 +301,16 @@ class Zygote:
         try:
             begin_afresh()
             variables: dict[str, str] = {}
+            hints: dict[str, object] = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
             os.dup2(log, 1)
             os.dup2(log, 2)
             if self._is_boxed:
                 needs = Needs(request["hostname"], request["storage_bytes"], request["rlimits"])
-                box = enter(self._shape, needs, entries)
+                if self._is_forkable:
+                    hints["copier"] = copying.Copier(self._shape, needs)
+                    box = copying.enter(self._shape, needs, entries, control)
+                else:
+                    box = enter(self._shape, needs, entries)
                 folder = rootfs.PROJECT
             else:
                 box = -1
@@ -313,7 +319,6 @@ class Zygote:
             told = kept[0]
             if self._order["announces"]:
                 _announce(kept[0], opens_proxy=self._order["policy"] == "proxy")
-            hints = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
             self._entry.serve(kept, folder, self._prepared, variables, **hints)
         except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
             message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
