@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from aenv.engines.local import linux, seccomp
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT
 
+PROXY_PORT = 13128
+"""On the loopback of every sandbox whose network is an allowlist."""
 OWN_NETWORK = linux.CLONE_NEWNET
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
@@ -126,3 +128,15 @@ def begin_afresh() -> None:
     if "ssl" in sys.modules:
         # OpenSSL tells a fork by a changed pid, and the first process of every pid namespace has the same.
         sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
+
+
+def announce(control: int, *, opens_proxy: bool) -> None:
+    """Say that this sandbox is shut in, and hand out the socket on which its proxy is to answer."""
+    text = b'{"op": "boxed"}'
+    frame = len(text).to_bytes(4, "little") + text
+    with socket.socket(fileno=os.dup(control)) as channel:
+        if opens_proxy:
+            with socket.create_server(("127.0.0.1", PROXY_PORT)) as door:
+                socket.send_fds(channel, [frame], [door.fileno()])
+        else:
+            channel.sendall(frame)

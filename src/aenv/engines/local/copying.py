@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from aenv.engines.local import linux, seccomp
-from aenv.engines.local.box import OWN_NETWORK, Needs, Shape, become, mount_files, mount_kernel
+from aenv.engines.local.box import OWN_NETWORK, Needs, Shape, announce, become, mount_files, mount_kernel
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT
 
 KEPT = frozenset(
@@ -105,9 +105,10 @@ def _give_up_rights(needs: Needs) -> None:
 class Copier:
     """What a server needs to become another sandbox, handed to it by its zygote."""
 
-    def __init__(self, shape: Shape, needs: Needs) -> None:
+    def __init__(self, shape: Shape, needs: Needs, announcing: str | None) -> None:
         self._shape = shape
         self._needs = needs
+        self._announcing = announcing
 
     def enter(self, descriptors: list[int], settled: Callable[[], None]) -> tuple[int, int]:
         """In a fork of the server: be a sandbox of its own. Returns, two forks further down, control and listener.
@@ -130,6 +131,8 @@ class Copier:
         os.chdir(PROJECT)
         for descriptor in (log, box, *entries):
             os.close(descriptor)
+        if self._announcing is not None:
+            announce(control, opens_proxy=self._announcing == "proxy")
         return control, listener
 
     def _copy_files(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from aenv._util import jsontext
 from aenv.engines.local import orders
 from aenv.engines.local.frames import Frame, Message
+from aenv.engines.local.health import until_healthy
 from aenv.engines.local.link import Link, connect
 from aenv.engines.local.prepared import Prepared, prepare
 from aenv.engines.local.pythons import PythonEnvironment, Pythons
@@ -70,7 +71,21 @@ class LocalEngine:
         frame = await link.ask(order, jsontext.dumps(orders.activation(launch)))
         message = _checked(frame, launch.id, SandboxFailed)
         state = {"lease": link.hello.result()["lease"], "box": message["name"], "user": orders.user_of(launch.spec)}
-        return Handle(launch.id, self.name, f"unix:{message['path']}", state)
+        handle = Handle(launch.id, self.name, f"unix:{message['path']}", {**state, "start": message["start"]})
+        if message["start"] == "spawned":
+            await self._until_healthy(handle, message["path"])
+        return handle
+
+    async def _until_healthy(self, handle: Handle, path: str) -> None:
+        """A program that is not ours says nothing when it is ready: it is asked, until it answers or has ended."""
+        answers = asyncio.create_task(until_healthy(path))
+        try:
+            while not answers.done():
+                if (ended := await self.poll(handle)) is not None:
+                    raise SandboxFailed(f"{handle.id}: {ended.message}", reason=ended.reason, log_tail=ended.log_tail)
+                await asyncio.wait([answers], timeout=0.1)
+        finally:
+            answers.cancel()
 
     async def _give_up(self, id_: str) -> str:
         """Nothing of a start that nobody waits for any more is left; the tail of what it had to say."""

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from aenv.engines.local import guest, linux
+from aenv.engines.local.box import PROXY_PORT
 from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT, compose
-from aenv.engines.local.zygote import PROXY_PORT
 from aenv.errors import EngineUnavailable
 
 TRIAL_SECONDS = 30.0
@@ -119,20 +119,24 @@ def start(plan: Plan, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     SIGTERM asks the server to end.
     """
     control, listener, log, *entries = descriptors
-    kept = [control, listener, *entries]
-    return subprocess.Popen(
-        [
-            *(plan.python, "-I", "-B", "-m", __name__),
-            *(json.dumps(asdict(plan)), str(os.getpid()), *map(str, kept)),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=kept,
-        env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
-        start_new_session=True,
-        cwd="/",
-    )
+    # A command line can be read by everybody on the machine.
+    note = os.memfd_create("plan")
+    kept = [note, control, listener, *entries]
+    try:
+        os.write(note, json.dumps(asdict(plan)).encode())
+        os.lseek(note, 0, os.SEEK_SET)
+        return subprocess.Popen(
+            [plan.python, "-I", "-B", "-m", __name__, str(os.getpid()), *map(str, kept)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=kept,
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(note)
 
 
 def _try(runsc: str) -> str | None:
@@ -364,11 +368,12 @@ def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def main(text: str, *numbers: str) -> NoReturn:
+def main(parent: int, note: int, control: int, listener: int, *entries: int) -> NoReturn:
     """What `start` runs."""
-    parent, control, listener, *entries = map(int, numbers)
-    _outside(Plan(**json.loads(text)), parent, control, listener, entries)
+    with os.fdopen(note, "rb") as file:
+        plan = Plan(**json.load(file))
+    _outside(plan, parent, control, listener, entries)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*map(int, sys.argv[1:]))

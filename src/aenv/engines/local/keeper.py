@@ -189,18 +189,25 @@ class Keeper:
             sandbox.pidfd, sandbox.box = descriptors
             self._copy_born(sandbox)
             return []
-        if operation == "boxed" and not sandbox.is_attached and sandbox.pidfd >= 0:
-            self.networks.attach(sandbox, descriptors, partial(self._attached, sandbox))
+        if operation == "boxed" and not sandbox.is_attached and sandbox.door is None:
+            sandbox.door = descriptors
+            self._attach(sandbox)
             return []
         if operation == "ready" and sandbox.box < 0 and len(descriptors) == 1:
             sandbox.box = descriptors.pop()
         self._said(sandbox, message)
         return descriptors
 
+    def _attach(self, sandbox: Sandbox) -> None:
+        if sandbox.pidfd >= 0 and sandbox.door is not None:
+            self.networks.attach(sandbox, sandbox.door, partial(self._attached, sandbox))
+
     def _attached(self, sandbox: Sandbox, problem: str | None) -> None:
         if problem is None:
             sandbox.is_attached = True
             self.activate(sandbox)
+            if sandbox.early is not None:
+                self._said(sandbox, sandbox.early)
         else:
             sandbox.failure = {"code": "engine.start_failed", "error": problem}
             sandbox.kill()
@@ -215,11 +222,14 @@ class Keeper:
             self._over(sandbox)
         if sandbox.state != "starting":
             return
+        if not sandbox.is_attached and message.get("op") == "ready":
+            sandbox.early = message
+            return
         if message.pop("op", None) == "ready":
             sandbox.nursery.starting -= 1
             sandbox.state = "ready"
             sandbox.nursery.learn(_names(message.pop("modules", None)))
-            sandbox.metadata = {"pid": message.get("pid"), "tools": message.get("tools")}
+            sandbox.metadata = {"start": "spawned" if message.get("is_spawned") else "forked"}
             for tell in sandbox.waiters.ready:
                 tell()
             sandbox.waiters.ready.clear()
@@ -234,7 +244,8 @@ class Keeper:
         """Have a live sandbox copied; whoever waits is told when the copy is ready, or why there is none."""
         copy = self.new_sandbox(source.nursery)
         self.name(copy, id_, b"")
-        copy.source, copy.zygote, copy.is_attached = source, source.zygote, True
+        copy.source, copy.zygote = source, source.zygote
+        copy.is_attached = not source.nursery.order["announces"]
         source.copies.add(copy)
         if copy.zygote is not None:
             copy.zygote.sandboxes.add(copy)
@@ -253,6 +264,8 @@ class Keeper:
             return
         if copy.is_stopping:
             copy.kill()
+        else:
+            self._attach(copy)
 
     def _forked(self, source: Sandbox, message: Message) -> None:
         copy = self.sandboxes.get(str(message.get("copy")))

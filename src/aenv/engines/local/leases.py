@@ -32,7 +32,8 @@ class Lease:
         """Make one, after what dead supervisors left here was taken away."""
         parent = _private(Path(run))
         sweep(parent)
-        folder = parent / new_id("eng")[:12]
+        # The pid says whose groups these are, should the folder be gone before they are.
+        folder = parent / f"{new_id('eng')[:10]}_{os.getpid()}"
         folder.mkdir(mode=0o700)
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +64,18 @@ def sweep(parent: Path) -> list[str]:
         processes.end_all(str(folder))
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+    for lease in Cgroups.leases():
+        if not _is_supervised(lease):
+            Cgroups.sweep(lease)
     return dead
+
+
+def _is_supervised(lease: str) -> bool:
+    pid = lease.rpartition("_")[2]
+    try:
+        return b"aenv.engines.local" in Path(f"/proc/{int(pid)}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
 
 
 def _abandoned(folder: Path) -> int | None:

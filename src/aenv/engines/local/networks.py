@@ -114,13 +114,12 @@ class UserNetProcess:
     """The tool at work for one sandbox."""
 
     def __init__(self, reactor: Reactor, tool: UserNet, sandbox: Sandbox, then: Callable[[str | None], None]) -> None:
-        assert sandbox.zygote is not None
         self._reactor = reactor
         self._then: Callable[[str | None], None] | None = then
         self._ready, ready_in = os.pipe2(os.O_CLOEXEC)
         ends_out, self._ends = os.pipe2(os.O_CLOEXEC)
         self._process = subprocess.Popen(
-            tool.command(pid_of(sandbox.pidfd), ready_in, ends_out, owner=sandbox.zygote.process.pid),
+            tool.command(pid_of(sandbox.pidfd), ready_in, ends_out, owner=_owner(sandbox)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -164,3 +163,10 @@ class UserNetProcess:
         then, self._then = self._then, None
         if then is not None:
             then(problem)
+
+
+def _owner(sandbox: Sandbox) -> int | None:
+    """A process in the user namespace to which the sandbox's network belongs, unless that is its own."""
+    if sandbox.nursery.order["forkable"] or sandbox.zygote is None:
+        return None
+    return sandbox.zygote.process.pid

@@ -314,7 +314,12 @@ class Nursery:
     def zygote_failed(self, zygote: ZygoteProcess, message: dict[str, Any]) -> None:
         """It never got ready: try again without what stood in the way, or give up on those that wait."""
         self._failures += 1
-        if (culprit := message.get("culprit")) is not None and self._failures < _SKIPS:
+        culprit = (message.get("details") or {}).get("culprit")
+        if culprit is not None and self.order["preload"] and culprit not in self.modules:
+            # Its own code starts threads: it is loaded in each sandbox, as it is without `preload`.
+            self.order["preload"] = False
+            self._start()
+        elif culprit is not None and self._failures < _SKIPS:
             self.modules = [name for name in self.modules if name.partition(".")[0] != culprit.partition(".")[0]]
             self._learned(self.modules)
             self._start()

@@ -86,6 +86,10 @@ class Sandbox:
     way_out: WayOut | None = None
     is_attached: bool = False
     """Whether it reaches all that it may reach."""
+    door: list[int] | None = None
+    """What it handed out for its way out, before anybody could use it."""
+    early: dict[str, object] | None = None
+    """That it is ready, said before it was attached."""
     activation: bytes = b""
     """What makes it an instance; forgotten as soon as it is sent."""
     log_pipe: int = -1

@@ -26,9 +26,9 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from aenv.engines.local import copying, linux, plain, rootfs, seccomp
+from aenv.engines.local import copying, linux, plain, rootfs, seccomp, spawning
 from aenv.engines.local.barefork import BareFork
-from aenv.engines.local.box import Needs, Shape, begin_afresh, enter
+from aenv.engines.local.box import Needs, Shape, announce, begin_afresh, enter
 from aenv.errors import AEnvError
 
 _LARGEST = 1 << 20
@@ -43,8 +43,6 @@ _KEPT = frozenset(
 )
 _CONTROL = 3
 _CLEAR_OF_ALL = 64
-PROXY_PORT = 13128
-"""On the loopback of every sandbox whose network is an allowlist."""
 
 
 # Frozen modules live in the interpreter's own data, spread over pages that every sandbox would copy.
@@ -218,6 +216,7 @@ class Zygote:
         self._channel = channel
         self._is_boxed = order["mode"] != "process"
         self._is_forkable = self._is_boxed and order["forkable"]
+        self._announcing: str | None = order["policy"] if order["announces"] else None
         self._bare_fork = BareFork()
         self._entry: ModuleType = importlib.import_module(order["entry"])
         self._prepared: object = None
@@ -234,6 +233,10 @@ class Zygote:
 
     def load(self) -> None:
         """Import all that sandboxes will need, and say what could not be."""
+        if self._order["command"]:
+            # Somebody else's program needs nothing of ours.
+            self._send({"op": "ready", "notes": []})
+            return
         project = rootfs.PROJECT if self._is_boxed else self._order["project"]
         self._prepared, notes = self._entry.prepare(
             project, self._order["modules"], preload=self._order["preload"], reaps=self._is_boxed
@@ -296,35 +299,41 @@ class Zygote:
             os.close(descriptor)
 
     def _be_sandbox(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        control, listener, log, *entries = descriptors
-        told = control
+        told = descriptors[0]
         try:
             begin_afresh()
-            variables: dict[str, str] = {}
+            folder, variables = rootfs.PROJECT, dict[str, str]()
             hints: dict[str, object] = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
-            os.dup2(log, 1)
-            os.dup2(log, 2)
             if self._is_boxed:
                 needs = Needs(request["hostname"], request["storage_bytes"], request["rlimits"])
                 if self._is_forkable:
-                    hints["copier"] = copying.Copier(self._shape, needs)
-                    box = copying.enter(self._shape, needs, entries, control)
-                else:
-                    box = enter(self._shape, needs, entries)
-                folder = rootfs.PROJECT
+                    hints["copier"] = copying.Copier(self._shape, needs, self._announcing)
+                kept = self._shut_in(needs, descriptors)
             else:
-                box = -1
+                control, listener, log, *entries = descriptors
+                _speak_to(log)
                 folder, variables = plain.enter(request, entries)
-            kept = _settle(control, listener, box)
+                kept = _settle(control, listener, -1)
             told = kept[0]
-            if self._order["announces"]:
-                _announce(kept[0], opens_proxy=self._order["policy"] == "proxy")
+            if self._announcing is not None:
+                announce(kept[0], opens_proxy=self._announcing == "proxy")
+            if self._order["command"]:
+                spawning.spawn(kept, variables, self._order["command"])
             self._entry.serve(kept, folder, self._prepared, variables, **hints)
         except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
             message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
             with contextlib.suppress(OSError):
                 _tell(told, message)
         os._exit(1)
+
+    def _shut_in(self, needs: Needs, descriptors: list[int]) -> list[int]:
+        control, listener, log, *entries = descriptors
+        _speak_to(log)
+        if self._is_forkable:
+            box = copying.enter(self._shape, needs, entries, control)
+        else:
+            box = enter(self._shape, needs, entries)
+        return _settle(control, listener, box)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._channel.send(json.dumps(message).encode())
@@ -340,16 +349,9 @@ def _settle(control: int, listener: int, box: int) -> list[int]:
     return kept
 
 
-def _announce(control: int, *, opens_proxy: bool) -> None:
-    """Say that this sandbox is shut in, and hand out the socket on which its proxy is to answer."""
-    text = b'{"op": "boxed"}'
-    frame = len(text).to_bytes(4, "little") + text
-    with socket.socket(fileno=os.dup(control)) as channel:
-        if opens_proxy:
-            with socket.create_server(("127.0.0.1", PROXY_PORT)) as door:
-                socket.send_fds(channel, [frame], [door.fileno()])
-        else:
-            channel.sendall(frame)
+def _speak_to(log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
 
 
 def _tell(control: int, message: dict[str, Any]) -> None:
