@@ -16,12 +16,6 @@ from aenv.errors import AEnvError
 _LENGTH = 4
 
 
-def frame(message: dict[str, object]) -> bytes:
-    """As supervisor and sandboxes write messages to each other."""
-    text = json.dumps(message).encode()
-    return len(text).to_bytes(_LENGTH, "little") + text
-
-
 class Door(socket.socket):
     """To a server this is a listener: connections come over it, accepted by the doorkeeper."""
 
@@ -60,7 +54,7 @@ def _serve(program: ModuleType, door: Door, control: socket.socket) -> int:
     log, streams = program.capture(options.log_level)
 
     def report(message: dict[str, object]) -> None:
-        control.sendall(frame({"op": "failed" if "error" in message else "ready", **message}))
+        control.sendall(_frame({"op": "failed" if "error" in message else "ready", **message}))
 
     try:
         config = program.read_config(options.project)
@@ -88,6 +82,11 @@ def _settle(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+
+
+def _frame(message: dict[str, object]) -> bytes:
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(_LENGTH, "little") + text
 
 
 def _receive(control: socket.socket) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from aenv.engines.local import guest, linux
-from aenv.engines.local.box import PROXY_PORT
+from aenv.engines.local.box import announce
 from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT, compose
 from aenv.errors import EngineUnavailable
@@ -197,14 +197,13 @@ def _outside(plan: Plan, parent: int, control: int, listener: int, entries: Sequ
     if plan.policy != "host":
         linux.raise_loopback()
     door, theirs = socket.socketpair()
-    channel = socket.socket(fileno=control)
     if plan.policy in ("proxy", "usernet"):
-        _announce(channel, opens_proxy=plan.policy == "proxy")
+        announce(control, opens_proxy=plan.policy == "proxy")
     with theirs:
         process = subprocess.Popen(_run(plan), stdin=theirs.fileno())
     signal.signal(signal.SIGTERM, lambda number, frame: _ask_to_end(plan))
-    with channel:
-        socket.send_fds(door, [b"."], [channel.fileno()])
+    socket.send_fds(door, [b"."], [control])
+    os.close(control)
     _keep_door(socket.socket(fileno=listener), door, process)
     os._exit(_exit_code(process.wait()))
 
@@ -281,16 +280,6 @@ def _stay_above(parent: int, descriptors: list[int]) -> None:
     if os.read(wait_in, 1) != b".":
         os._exit(1)
     os.close(wait_in)
-
-
-def _announce(control: socket.socket, *, opens_proxy: bool) -> None:
-    """Say that the network is there, and hand out the socket on which its proxy is to answer."""
-    frame = guest.frame({"op": "boxed"})
-    if opens_proxy:
-        with socket.create_server(("127.0.0.1", PROXY_PORT)) as proxy:
-            socket.send_fds(control, [frame], [proxy.fileno()])
-    else:
-        control.sendall(frame)
 
 
 def _ask_to_end(plan: Plan) -> None:

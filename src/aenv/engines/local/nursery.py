@@ -225,6 +225,7 @@ class Nursery:
         self._queue: deque[Sandbox] = deque()
         self._failures = 0
         self._is_filling = False
+        self._is_closed = False
 
     def place(self, sandbox: Sandbox) -> None:
         """Have it forked as soon as a zygote can."""
@@ -277,7 +278,8 @@ class Nursery:
             self.place(sandbox)
 
     def close(self) -> None:
-        """End everything."""
+        """End everything, and begin nothing."""
+        self._is_closed = True
         self.wanted_spares = 0
         for zygote in self.zygotes:
             zygote.kill()
@@ -293,7 +295,8 @@ class Nursery:
             self._start()
 
     def _start(self) -> None:
-        self.zygotes.append(ZygoteProcess(self, self._home))
+        if not self._is_closed:
+            self.zygotes.append(ZygoteProcess(self, self._home))
 
     # what zygotes report
 

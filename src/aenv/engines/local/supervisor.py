@@ -51,6 +51,7 @@ class Supervisor:
         self._nurseries: dict[str, Nursery] = {}
         self._keeper = Keeper(self.reactor, choice.mode, lease, log_bytes=log_bytes, on_forgotten=self._finish_if_empty)
         self._is_closing = False
+        self._parent = -1
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -61,8 +62,8 @@ class Supervisor:
         """Serve the owner until it is gone."""
         self._owner.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self.reactor.watch(self._owner.fileno(), self._read)
-        parent = os.pidfd_open(os.getppid())
-        self.reactor.watch(parent, self._close)
+        self._parent = os.pidfd_open(os.getppid())
+        self.reactor.watch(self._parent, self._close)
         signal.signal(signal.SIGTERM, lambda number, frame: self._close())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kind = self._keeper.cgroups.kind if self._keeper.cgroups is not None else None
@@ -104,6 +105,9 @@ class Supervisor:
         if self._is_closing:
             return
         self._is_closing = True
+        # Both stay readable for good, and would have us look again and again.
+        self.reactor.unwatch(self._owner.fileno())
+        self.reactor.unwatch(self._parent)
         for nursery in self._nurseries.values():
             nursery.close()
         for sandbox in list(self._keeper.sandboxes.values()):
