@@ -17,6 +17,7 @@ OWN_NETWORK = linux.CLONE_NEWNET
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
 _FOLDERS = (("up", 0o755), ("work", 0o755), ("home", 0o755), ("run", 0o755), ("tmp", 0o1777), ("shm", 0o1777))
+_LEAST_FILES, _BYTES_A_FILE = 1024, 16384
 _PRIVATE_TMP = "/tmp"  # noqa: S108 - inside the sandbox, where it is its own
 
 
@@ -71,7 +72,7 @@ def mount_files(shape: Shape, needs: Needs | None) -> int:
     # What must stay visible is looked up before /tmp is covered, in this very mount namespace.
     held = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in shape.hidden]
     if needs is not None:
-        linux.mount("box", BOX, "tmpfs", _PLAIN, f"mode=755,size={needs.storage_bytes}")
+        linux.mount("box", BOX, "tmpfs", _PLAIN, sized(needs.storage_bytes))
         _make_folders(shape.outer)
     layers = f"lowerdir={PROJECT},upperdir={BOX}/up,workdir={BOX}/work,userxattr"
     linux.mount("overlay", PROJECT, "overlay", _PLAIN, layers)
@@ -81,6 +82,11 @@ def mount_files(shape: Shape, needs: Needs | None) -> int:
     for path, descriptor in held:
         _show_again(path, descriptor)
     return os.open(BOX, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def sized(storage_bytes: int) -> str:
+    """Options of a file system for so many bytes; empty files take memory too, so their number is held as well."""
+    return f"mode=755,size={storage_bytes},nr_inodes={max(_LEAST_FILES, storage_bytes // _BYTES_A_FILE)}"
 
 
 def _make_folders(owner: int) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from aenv.engines.local import linux, seccomp
-from aenv.engines.local.box import OWN_NETWORK, Needs, Shape, announce, become, mount_files, mount_kernel
+from aenv.engines.local.box import OWN_NETWORK, Needs, Shape, announce, become, mount_files, mount_kernel, sized
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT
 
 KEPT = frozenset(
@@ -138,7 +138,7 @@ class Copier:
     def _copy_files(self) -> int:
         """A file system of its own with all that the source's holds, in place of the source's."""
         size = self._needs.storage_bytes
-        linux.mount("box", _NEXT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, f"mode=755,size={size}")
+        linux.mount("box", _NEXT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, sized(size))
         for name in _FILES:
             _copy(f"{BOX}/{name}", f"{_NEXT}/{name}")
         os.mkdir(f"{_NEXT}/work", 0o755)  # noqa: PTH102 - system calls, next to each other

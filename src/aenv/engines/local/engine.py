@@ -268,7 +268,8 @@ class LocalEngine:
 
 def _requirements(project: Path) -> Path | None:
     file = project / "requirements.txt"
-    return file if file.is_file() else None
+    # A link out of the project would have us read a file of ours to whoever wrote it.
+    return file if file.is_file() and file.resolve().is_relative_to(project.resolve()) else None
 
 
 def _checked(frame: Frame, id_: str, kind: type[SandboxFailed | SandboxGone | ForkRefused]) -> dict[str, Any]:
@@ -280,5 +281,9 @@ def _checked(frame: Frame, id_: str, kind: type[SandboxFailed | SandboxGone | Fo
         raise EngineLost(error["error"])
     kind = SandboxGone if error.get("code") == "engine.sandbox_gone" else kind
     told = error.get("error") or error.get("message")
-    details = {**(error.get("details") or {}), **{k: error[k] for k in ("reason", "log_tail", "cause") if k in error}}
-    raise kind(f"{id_}: {told}", hint=error.get("hint"), **details)
+    problem = kind(f"{id_}: {told}", hint=None if error.get("hint") is None else str(error["hint"]))
+    # What a sandbox says of itself may be anything.
+    claimed = error.get("details")
+    problem.details = {str(name): value for name, value in claimed.items()} if isinstance(claimed, dict) else {}
+    problem.details |= {name: error[name] for name in ("reason", "log_tail", "cause") if name in error}
+    raise problem

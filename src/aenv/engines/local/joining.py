@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -68,6 +69,8 @@ class Command:
         self._pidfd = self._pid = -1
         self._input = -1
         self._streams: list[_Kept] = []
+        self._rlimits: list[tuple[int, int, int]] = sandbox.nursery.request["rlimits"]
+        self._filter = seccomp.program()
         self._is_late = False
         self._is_over = False
 
@@ -160,8 +163,8 @@ class Command:
         try:
             for place, descriptor in enumerate(streams):
                 os.dup2(descriptor, place)
-            for descriptor in entries:
-                os.write(descriptor, b"0")
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if self._is_boxed:
                 if os.geteuid() == 0:
                     os.setgroups([])
@@ -169,7 +172,7 @@ class Command:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             inner = os.fork()
             if inner == 0:
-                self._be_inside()
+                self._be_inside(entries)
             signal.signal(signal.SIGTERM, lambda number, frame: self._end_group(inner))
             code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
             code = code if code >= 0 else 128 - code
@@ -183,14 +186,20 @@ class Command:
             os.killpg(inner, signal.SIGKILL)
         os._exit(124)
 
-    def _be_inside(self) -> NoReturn:
+    def _be_inside(self, entries: list[int]) -> NoReturn:
         try:
+            # This half alone belongs to the sandbox: were the other to die of its limits, nobody would end this one.
+            for descriptor in entries:
+                os.write(descriptor, b"0")
             os.setsid()
-            linux.die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.closerange(3, 1 << 16)
+            for kind, soft, hard in self._rlimits:
+                resource.setrlimit(kind, (soft, hard))
             if self._is_boxed:
                 self._shed()
+            # A change of identity takes this back, so it comes after.
+            linux.die_with_parent(signal.SIGKILL)
             self._exec()
         except BaseException as problem:  # noqa: BLE001 - whatever it is, this process is the command's
             os.write(2, f"{self._request['command'][0]}: {problem}\n".encode())
@@ -203,7 +212,7 @@ class Command:
         os.setresuid(user, user, user)
         linux.keep_capabilities()
         linux.forbid_new_privileges()
-        seccomp.install(seccomp.program())
+        seccomp.install(self._filter)
 
     def _exec(self) -> NoReturn:
         variables = {"PATH": _PATH, "HOME": HOME if self._is_boxed else "/", "LANG": "C.UTF-8"}

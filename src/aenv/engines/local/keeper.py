@@ -220,7 +220,7 @@ class Keeper:
             code = message.get("code")
             sandbox.code = code if isinstance(code, int) else None
             self._over(sandbox)
-        if sandbox.state != "starting":
+        if sandbox.state != "starting" or sandbox.failure is not None:
             return
         if not sandbox.is_attached and message.get("op") == "ready":
             sandbox.early = message

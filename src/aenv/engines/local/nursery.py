@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from aenv.engines.local import linux
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Log, Sandbox
 from aenv.engines.local.zygote import FRUGAL
+
+logger = logging.getLogger(__name__)
 
 MOST_CHILDREN = 500
 """Pages that many processes share make each further fork slower; beyond this a sibling zygote takes over."""
@@ -80,6 +83,14 @@ class ZygoteProcess:
             cwd="/",
         )
         home.reactor.children.add(self.process.pid)
+        self._hears: dict[str, Callable[[dict[str, Any], list[int]], None]] = {
+            "map": self._on_map,
+            "ready": self._on_ready,
+            "failed": self._on_failed,
+            "born": self._on_born,
+            "refused": self._on_refused,
+            "exited": self._on_exited,
+        }
         theirs.close()
         os.close(log_in)
         self._channel.setblocking(False)  # noqa: FBT003 - the socket's own signature
@@ -147,8 +158,17 @@ class ZygoteProcess:
         if not text:
             self._lost()
             return
-        message = jsontext.loads(text)
-        getattr(self, f"_on_{message['op']}")(message, descriptors)
+        try:
+            message = jsontext.loads(text)
+            hear = self._hears[message["op"]]
+            hear(message, descriptors)
+        except (ValueError, KeyError, TypeError, IndexError, OSError):
+            # Code of others runs in a zygote, and may say anything; it harms nobody but its own environment.
+            logger.warning("a zygote talks nonsense and is ended", exc_info=True)
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            self.kill()
 
     def _on_map(self, message: dict[str, Any], descriptors: list[int]) -> None:
         for kind in ("uid", "gid"):
@@ -211,7 +231,7 @@ class Nursery:
         self.order = order
         self.python: str = order["python"]
         self.environ: dict[str, str] = order["environ"]
-        self.request: dict[str, object] = order["request"]
+        self.request: dict[str, Any] = order["request"]
         self.modules: list[str] = order["modules"]
         self.zygotes: list[ZygoteProcess] = []
         self.spares: deque[Sandbox] = deque()

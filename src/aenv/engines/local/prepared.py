@@ -73,7 +73,9 @@ def _make(prepared: Prepared, project: Path, owner: int | None) -> None:
         except OSError as problem:
             shutil.rmtree(prepared.project, ignore_errors=True)
             raise SandboxFailed(f"the project {str(project)!r} cannot be copied: {problem}") from problem
-        compileall.compile_dir(prepared.project, quiet=2, invalidation_mode=_UNCHECKED)
+        # A link to a file of ours would have its constants compiled into the project.
+        place = str(prepared.project)
+        compileall.compile_dir(place, quiet=2, invalidation_mode=_UNCHECKED, limit_sl_dest=place)
         _open_up(prepared.project, owner)
         (prepared.folder / _MARK).touch()
 

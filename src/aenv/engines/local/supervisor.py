@@ -64,12 +64,25 @@ class Supervisor:
         self.reactor.watch(self._owner.fileno(), self._read)
         self._parent = os.pidfd_open(os.getppid())
         self.reactor.watch(self._parent, self._close)
+        self._hear_of_children()
         signal.signal(signal.SIGTERM, lambda number, frame: self._close())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kind = self._keeper.cgroups.kind if self._keeper.cgroups is not None else None
         hello = {"mode": self._choice.mode, "obstacles": self._choice.obstacles, "lease": self._lease.name}
         self._send({"event": "hello", **hello, "cgroups": kind, "controllers": sorted(self.controllers)})
         self.reactor.run()
+
+    def _hear_of_children(self) -> None:
+        """Be told when any child ends, adopted ones included: a zombie keeps its pid namespace from ending."""
+        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+
+        def heard() -> None:
+            os.read(wake_in, 4096)
+            self._reap_adopted()
+
+        self.reactor.watch(wake_in, heard)
 
     # the owner
 
@@ -121,14 +134,11 @@ class Supervisor:
         self._reap_adopted()
         self._finish_if_empty()
 
-    def _reap_adopted(self, tries: int = 50) -> None:
-        """What a dead process leaves behind comes to us, its subreaper; some of it ends a moment later."""
-        adopted = processes.children() - self.reactor.children
-        for pid in adopted:
+    def _reap_adopted(self) -> None:
+        """What a dead process leaves behind comes to us, its subreaper."""
+        for pid in processes.children() - self.reactor.children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        if adopted and tries and not self._is_closing:
-            self.reactor.later(0.02, partial(self._reap_adopted, tries - 1))
 
     def _finish_if_empty(self) -> None:
         if self._is_closing and not self._keeper.sandboxes and not any(one.zygotes for one in self._nurseries.values()):
