@@ -20,6 +20,7 @@ from aenv.engines.protocol import ExecResult, Exit, Handle, Launch, Usage
 from aenv.errors import (
     EngineError,
     EngineLost,
+    EngineUnavailable,
     ExecTimedOut,
     ForkRefused,
     SandboxFailed,
@@ -252,7 +253,7 @@ class LocalEngine:
         order = orders.order(launch.spec, prepared, python, mode=hello["mode"], closes_loopback=closes)
         key = f"{prepared.folder.name}/{python.key}"
         self._records[key] = prepared, python
-        await link.ask({"op": "environment", "key": key, "order": order})
+        _checked(await link.ask({"op": "environment", "key": key, "order": order}), launch.spec.name, EngineUnavailable)
         if self._settings.spares:
             await link.ask({"op": "warm", "key": key, "count": self._settings.spares})
         return key
@@ -272,14 +273,17 @@ def _requirements(project: Path) -> Path | None:
     return file if file.is_file() and file.resolve().is_relative_to(project.resolve()) else None
 
 
-def _checked(frame: Frame, id_: str, kind: type[SandboxFailed | SandboxGone | ForkRefused]) -> dict[str, Any]:
+_KINDS: dict[str, type[EngineError]] = {one.code: one for one in (SandboxGone, EngineUnavailable, ForkRefused)}
+
+
+def _checked(frame: Frame, id_: str, kind: type[EngineError]) -> dict[str, Any]:
     """The answer's members; the error that it is instead."""
     error = frame.message.get("error")
     if error is None:
         return frame.message
     if error.get("code") == "engine.lost":
         raise EngineLost(error["error"])
-    kind = SandboxGone if error.get("code") == "engine.sandbox_gone" else kind
+    kind = _KINDS.get(str(error.get("code")), kind)
     told = error.get("error") or error.get("message")
     problem = kind(f"{id_}: {told}", hint=None if error.get("hint") is None else str(error["hint"]))
     # What a sandbox says of itself may be anything.

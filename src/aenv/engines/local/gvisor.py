@@ -31,8 +31,8 @@ from typing import Any, Literal, NoReturn
 
 from aenv.engines.local import guest, linux
 from aenv.engines.local.box import announce
-from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.rootfs import BOX, HOME, PROJECT, compose
+from aenv.engines.local.users import OUTER_USER, SANDBOX_USER
 from aenv.errors import EngineUnavailable
 
 TRIAL_SECONDS = 30.0

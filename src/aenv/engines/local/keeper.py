@@ -229,7 +229,8 @@ class Keeper:
             sandbox.nursery.starting -= 1
             sandbox.state = "ready"
             sandbox.nursery.learn(_names(message.pop("modules", None)))
-            sandbox.metadata = {"start": "spawned" if message.get("is_spawned") else "forked"}
+            how = "spawned" if message.get("is_spawned") else "forked"
+            sandbox.metadata = {"start": how if sandbox.process is None else "gvisor"}
             for tell in sandbox.waiters.ready:
                 tell()
             sandbox.waiters.ready.clear()
@@ -292,6 +293,9 @@ class Keeper:
             self._drop(sandbox)
             self._on_forgotten()
             return
+        if sandbox.process is not None:
+            sandbox.code = sandbox.process.wait()
+            self.reactor.children.discard(sandbox.process.pid)
         zygote = sandbox.zygote
         if sandbox.code is None and sandbox.source is None and zygote is not None and zygote.state == "ready":
             # Its parent says how it ended, in a moment; if that never comes, nobody knows.

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from aenv._util import jsontext
-from aenv.engines.local import linux
+from aenv.engines.local import gvisor, linux
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Log, Sandbox
+from aenv.engines.local.users import FIRST_USER, USERS
 from aenv.engines.local.zygote import FRUGAL
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,6 @@ _TRIES = 3
 _SKIPS = 8
 _LARGEST = 1 << 20
 _REFILL_SECONDS = 0.02
-_FIRST_USER = 1_900_000_000
-"""Users of sandboxes on a machine where we are root; above what other programs take for theirs."""
-_USERS = 65536
-SANDBOX_USER = 1000
-OUTER_USER = _FIRST_USER + SANDBOX_USER
 
 
 class Home(Protocol):
@@ -172,7 +168,7 @@ class ZygoteProcess:
 
     def _on_map(self, message: dict[str, Any], descriptors: list[int]) -> None:
         for kind in ("uid", "gid"):
-            linux.write_file(f"/proc/{self.process.pid}/{kind}_map", f"0 {_FIRST_USER} {_USERS}")
+            linux.write_file(f"/proc/{self.process.pid}/{kind}_map", f"0 {FIRST_USER} {USERS}")
         self._outbox.send(b"{}")
 
     def _on_ready(self, message: dict[str, Any], descriptors: list[int]) -> None:
@@ -246,9 +242,14 @@ class Nursery:
         self._failures = 0
         self._is_filling = False
         self._is_closed = False
+        self.plan = gvisor.Plan.of(order, order["runsc"]) if order["isolation"] == "gvisor" else None
+        """How gVisor starts its sandboxes, if that is asked for."""
 
     def place(self, sandbox: Sandbox) -> None:
-        """Have it forked as soon as a zygote can."""
+        """Have it forked as soon as a zygote can, or started by gVisor if that is to hold it."""
+        if self.plan is not None:
+            self._start_guest(sandbox, self.plan)
+            return
         zygote = self._roomy()
         if zygote is None:
             self._queue.append(sandbox)
@@ -257,6 +258,15 @@ class Nursery:
             zygote.ask(sandbox)
             if len(zygote.sandboxes) >= _NEXT_AT and self._roomy(_NEXT_AT) is None:
                 self._ensure_one_starts()
+
+    def _start_guest(self, sandbox: Sandbox, plan: gvisor.Plan) -> None:
+        descriptors = self._home.descriptors_of(sandbox)
+        sandbox.process = gvisor.start(plan, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._home.reactor.children.add(sandbox.process.pid)
+        sandbox.pidfd = os.pidfd_open(sandbox.process.pid)
+        self._home.born(sandbox)
 
     def withdraw(self, sandbox: Sandbox) -> bool:
         """Whether it was still waiting for a zygote, and now no longer is."""

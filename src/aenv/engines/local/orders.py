@@ -10,10 +10,10 @@ from aenv._util import jsontext
 from aenv.engines.local.box import PROXY_PORT
 from aenv.engines.local.egress import variables
 from aenv.engines.local.networks import Policy
-from aenv.engines.local.nursery import OUTER_USER, SANDBOX_USER
 from aenv.engines.local.prepared import Prepared
 from aenv.engines.local.pythons import PythonEnvironment
 from aenv.engines.local.rootfs import HOME, outermost
+from aenv.engines.local.users import OUTER_USER, SANDBOX_USER
 from aenv.engines.protocol import Launch
 from aenv.model.spec import EnvSpec
 
@@ -50,7 +50,8 @@ def order(
         "policy": _POLICIES[deploy.network] if closes_loopback or deploy.network != "public" else "host",
         "allow": list(deploy.network_allow),
         "preload": bool(deploy.preload),
-        "forkable": deploy.forkable and not deploy.command,
+        "forkable": deploy.forkable and not deploy.command and deploy.isolation != "gvisor",
+        "isolation": deploy.isolation or "namespaces",
         "command": list(deploy.command),
         "modules": modules or [],
         "knows_modules": modules is not None,

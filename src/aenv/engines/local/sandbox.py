@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Sandbox:
     control: socket.socket | None = None
     outbox: Outbox | None = None
     way_out: WayOut | None = None
+    process: subprocess.Popen[bytes] | None = None
+    """Its outer half, where no zygote is its parent."""
     is_attached: bool = False
     """Whether it reaches all that it may reach."""
     door: list[int] | None = None

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from aenv.engines.local import linux, processes
+from aenv.engines.local import gvisor, linux, processes
 from aenv.engines.local.frames import Decoder, Message, encode
 from aenv.engines.local.joining import Command
 from aenv.engines.local.keeper import Keeper
@@ -26,7 +26,7 @@ from aenv.engines.local.nursery import Nursery
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Sandbox
 from aenv.engines.local.usernet import resolv_conf
-from aenv.errors import AEnvError
+from aenv.errors import AEnvError, EngineUnavailable
 
 _AT_ONCE = 1 << 18
 _BACKLOG = 1024
@@ -100,6 +100,8 @@ class Supervisor:
             operation: Callable[[Message, bytes], None] = getattr(self, f"_do_{message['op']}")
             try:
                 operation(message, blob)
+            except AEnvError as problem:
+                self._fail(message, problem.to_wire())
             except OSError as problem:
                 # The machine refuses something; that is this request's trouble, not that of all others.
                 self._fail(message, {"error": str(problem), "code": "engine.error"})
@@ -152,10 +154,17 @@ class Supervisor:
         key = request["key"]
         if key not in self._nurseries:
             order = self._complete(request["order"])
+            if order["isolation"] == "gvisor":
+                order["runsc"] = self._require_gvisor()
             nursery = Nursery(key, order, self._keeper, lambda modules: self._learned(key, modules))
             nursery.on_ended = self._zygote_ended
             self._nurseries[key] = nursery
         self._answer(request)
+
+    def _require_gvisor(self) -> str:
+        if self._choice.mode == "process":
+            raise EngineUnavailable("gVisor needs namespaces, and this machine gives none", hint="see `aenv doctor`")
+        return gvisor.require()
 
     def _complete(self, order: Message) -> Message:
         """What only we know: the mode, the place to compose a root, and the limits that no group holds."""
@@ -200,7 +209,7 @@ class Supervisor:
             nursery = self._nurseries[request["key"]]
             sandbox = nursery.spares.popleft() if nursery.spares else self._keeper.new_sandbox(nursery)
             self._keeper.name(sandbox, request["id"], blob)
-            if sandbox.zygote is None:
+            if sandbox.zygote is None and sandbox.pidfd < 0:
                 nursery.place(sandbox)
             else:
                 self._keeper.activate(sandbox)
@@ -239,17 +248,6 @@ class Supervisor:
         else:
             self._keeper.kill(sandbox)
 
-    def _kill(self, sandbox: Sandbox) -> None:
-        if sandbox.pidfd < 0:
-            # Nobody forked it yet, or nobody told us so: what comes of it later finds its control socket closed.
-            if sandbox.nursery.withdraw(sandbox) or sandbox.zygote is None:
-                self._keeper.bury(sandbox)
-            return
-        if sandbox.has_live_copies():
-            processes.end_beside(sandbox.pidfd)
-        else:
-            sandbox.kill()
-
     def _do_usage(self, request: Message, blob: bytes) -> None:
         sandbox = self._keeper.by_id.get(request["id"])
         if sandbox is None:
@@ -287,6 +285,10 @@ class Supervisor:
 
     def _do_exec(self, request: Message, blob: bytes) -> None:
         sandbox = self._keeper.by_id.get(request["id"])
+        if sandbox is not None and sandbox.process is not None:
+            told = "commands cannot be run in a sandbox of gVisor from outside it"
+            self._fail(request, {"error": told, "code": "engine.unavailable"})
+            return
         if sandbox is None or sandbox.state != "ready" or sandbox.is_dead:
             gone = self._keeper.ended.get(request["id"], {})
             self._fail(
