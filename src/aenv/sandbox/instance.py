@@ -22,7 +22,6 @@ from aenv.define.load import Plan, load
 from aenv.define.registry import Registry
 from aenv.errors import AEnvError, LoadError
 from aenv.sandbox.__main__ import (
-    announcement,
     arguments,
     assemble,
     check_extensions,
@@ -141,8 +140,9 @@ def serve(
     _take_order(control, variables)
 
     def report(message: dict[str, object]) -> None:
-        message = {"op": "failed" if "error" in message else "ready", **message}
-        message["modules"] = _learned(prepared, folder) if learns else None
+        message["op"] = "failed" if "error" in message else "ready"
+        if learns:
+            message["modules"] = _learned(prepared, folder)
         send_frame(control, message, descriptors[2:])
         for descriptor in descriptors[2:]:
             os.close(descriptor)
@@ -151,11 +151,10 @@ def serve(
         _load(Path(folder), prepared)
     except AEnvError as error:
         leave(refuse(error, prepared.log, report))
-    message = announcement(prepared.identity, prepared.registry, [listener])
 
     def ready() -> None:
-        Obedience(server, control, copier, message).begin()
-        report(message)
+        Obedience(server, control, copier).begin()
+        report({})
 
     start(server, [listener], ready)
     server.loop.wait()

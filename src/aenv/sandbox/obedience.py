@@ -31,13 +31,10 @@ class Copier(Protocol):
 class Obedience:
     """Listens to the supervisor on the server's loop; when it hangs up, everything here ends."""
 
-    def __init__(
-        self, server: Server, control: socket.socket, copier: Copier | None, message: dict[str, object]
-    ) -> None:
+    def __init__(self, server: Server, control: socket.socket, copier: Copier | None) -> None:
         self._server = server
         self._control = control
         self._copier = copier
-        self._message = message
         self._received = bytearray()
         self._descriptors: list[int] = []
 
@@ -88,7 +85,7 @@ class Obedience:
             os.close(heard)
             control, listener = self._copier.enter(descriptors, partial(_say, tell))
             os.environ.update(order["variables"])
-            copy = Obedience(self._server, socket.socket(fileno=control), self._copier, self._message)
+            copy = Obedience(self._server, socket.socket(fileno=control), self._copier)
             self._server.loop.post(copy.announce)
             return [socket.socket(fileno=listener)]
 
@@ -108,7 +105,7 @@ class Obedience:
     def announce(self) -> None:
         """In a copy that serves."""
         self.begin()
-        self._tell({"op": "ready", **self._message, "pid": os.getpid()})
+        self._tell({"op": "ready"})
 
     def _tell(self, message: dict[str, object]) -> None:
         # Small, and the supervisor always reads: it fits.

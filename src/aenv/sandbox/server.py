@@ -86,11 +86,12 @@ class Server:
         for listener in listeners:
             listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
             self.loop.watch(listener.fileno(), partial(self._accept, listener))
-        if not self._guards_forks:
-            self._guard_forks()
+        self.guard_forks()
 
-    def _guard_forks(self) -> None:
+    def guard_forks(self) -> None:
         """A child that author code forks must hold neither the port nor a client after the server let go of them."""
+        if self._guards_forks:
+            return
         self._guards_forks = True
         held = threading.local()
 
@@ -286,6 +287,7 @@ def serve(
 
 def launch(server: Server) -> None:
     """Have the loop run, with nothing to answer yet."""
+    server.guard_forks()
     if os.getpid() == 1 and server.executor.orphans is None:
         server.executor.orphans = import_module("aenv.sandbox.orphans").Orphans(server.loop)
     # What is loaded by now stays: a collection need not look at it again, nor touch its memory.

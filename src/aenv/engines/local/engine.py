@@ -242,7 +242,7 @@ class LocalEngine:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(self._describe(link, launch))
             self._known[launch.digest] = task
-        return await asyncio.shield(task)
+        return task.result() if task.done() else await asyncio.shield(task)
 
     async def _describe(self, link: Link, launch: Launch) -> str:
         hello = link.hello.result()

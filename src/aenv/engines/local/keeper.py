@@ -228,7 +228,8 @@ class Keeper:
         if message.pop("op", None) == "ready":
             sandbox.nursery.starting -= 1
             sandbox.state = "ready"
-            sandbox.nursery.learn(_names(message.pop("modules", None)))
+            if "modules" in message:
+                sandbox.nursery.learn(_names(message["modules"]))
             how = "spawned" if message.get("is_spawned") else "forked"
             sandbox.metadata = {"start": how if sandbox.process is None else "gvisor"}
             for tell in sandbox.waiters.ready:
