@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help setup check test test-unit test-all demo bench docs lock format dist clean
+.PHONY: help setup check test test-unit test-machine test-all demo bench docs lock format dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,10 @@ test: setup  ## the tests that need nothing but Python
 test-unit: setup  ## the quick ones
 	$(BIN)/python -m pytest tests/unit
 
-test-all: setup  ## every suite, with real parts from PyPI and npm
+test-machine: setup  ## the walls of sandboxes and kill -9 of everything; minutes, and best as root
+	$(BIN)/python -m pytest tests/machine
+
+test-all: setup  ## every suite, with real parts from PyPI, npm and Debian
 	$(BIN)/python -m pytest tests
 
 demo: setup  ## author, run, call and reward an environment, and print what happened

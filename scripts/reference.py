@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import config_schema
-from pages import api, cli, config, errors, http, measured
+from pages import api, cli, config, errors, http, measured, settings
 
 from aenv.build.validate import page as findings
 
@@ -22,13 +22,14 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.render,
     "findings.md": findings.render,
     "http.md": http.render,
+    "settings.md": settings.render,
 }
 
 
 def stale() -> dict[Path, str]:
     """The files that are missing or old, with the text they should have."""
     wanted = {FOLDER / name: render() for name, render in PAGES.items()}
-    wanted |= {file: measured.update(file.read_text("utf-8")) for file in measured.FILES}
+    wanted |= {file: measured.update(file) for file in measured.FILES}
     return {file: text for file, text in wanted.items() if not file.exists() or file.read_text("utf-8") != text}
 
 

@@ -30,10 +30,13 @@ A value that a key cannot have is an error that names the key and what it takes;
 Unknown keys are kept and ignored; `aenv validate` points out those that look misspelt. Editors can check the file as
 you type: copy `config.schema.json` from this folder beside it and add `"$schema": "./config.schema.json"`.
 
-Today's commands act on `name`, `version`, `description`, `testConfig` and `deployConfig.sandbox`; `aenv validate` also
-looks at `buildConfig.dockerfile`, `deployConfig.memory` and `deployConfig.environmentVariables`. The other keys are
-checked now and wait for the builder, the hub and the engines that later releases bring. The block `validation` is
-described with the [findings](findings.md#examples-and-promises).
+The commands act on `name`, `version`, `description`, `testConfig` and `deployConfig.sandbox`; `aenv validate` also
+looks at `buildConfig.dockerfile`, `deployConfig.memory` and `deployConfig.environmentVariables`. The local engine acts
+on `deployConfig`: `cpu`, `memory` and `ephemeralStorage` with their `Limit` forms, `processes`, `openFiles`, `network`,
+`networkAllow`, `environmentVariables`, `isolation`, `preload`, `forkable`, `command` and `runAsRoot`
+([Start sandboxes](../howto/start-sandboxes.md)). The other keys are checked now and wait for the builder, the hub and
+the engines that later releases bring. The block `validation` is described with the
+[findings](findings.md#examples-and-promises).
 
 {sections}
 """

@@ -1,19 +1,20 @@
-"""The tables of measurements in README.md and in decision 2, from what `bench/` has recorded."""
+"""The tables of measurements in README.md and in decisions, from what `bench/` has recorded."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages import creating
 from pages.tables import table
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "bench" / "results" / "sandbox_call.json"
-FILES = (ROOT / "README.md", ROOT / "docs" / "adr" / "0002-our-own-mcp-core.md")
+RESULTS = ROOT / "bench" / "results"
 
-_BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
+_END = "<!-- /measured -->"
 _PEER = "aenvironment==0.1.7"
 _ROWS = {
     "start to healthy, median": ("ms", "start_to_healthy_ms", "p50"),
@@ -24,18 +25,9 @@ _ROWS = {
 }
 
 
-def update(text: str) -> str:
-    """The same text with the table between its marks made anew; a file without them is a mistake."""
-    pattern = re.compile(f"(?<={re.escape(_BEGIN)}).*?(?={re.escape(_END)})", re.DOTALL)
-    changed, count = pattern.subn(lambda found: f"\n{render()}\n", text)
-    if count != 1:
-        raise ValueError(f"{count} places between {_BEGIN} and {_END}, where there must be one")
-    return changed
-
-
-def render() -> str:
-    """The table, and the machine it was measured on."""
-    result = json.loads(RESULT.read_text("utf-8"))
+def render_calls() -> str:
+    """What a call costs, and the machine it was measured on."""
+    result = json.loads((RESULTS / "sandbox_call.json").read_text("utf-8"))
     ours, theirs = result["aenv"], result[_PEER]
     rows = []
     for label, (unit, key, part) in _ROWS.items():
@@ -53,3 +45,28 @@ def _figure(results: dict[str, Any], key: str, part: str | None) -> float:
 
 def _shown(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}".strip()
+
+
+_CALLS, _CREATING = "<!-- measured -->", "<!-- measured: create -->"
+_TABLES: dict[str, Callable[[], str]] = {_CALLS: render_calls, _CREATING: lambda: creating.render(RESULTS)}
+FILES = {
+    ROOT / "README.md": (_CALLS, _CREATING),
+    ROOT / "docs" / "adr" / "0002-our-own-mcp-core.md": (_CALLS,),
+    ROOT / "docs" / "adr" / "0009-zygotes-and-a-supervisor.md": (_CREATING,),
+}
+
+
+def update(file: Path) -> str:
+    """The file's text with each table between its marks made anew; a file without the marks is a mistake."""
+    text = file.read_text("utf-8")
+    for mark in FILES[file]:
+        text = _replaced(text, mark, _TABLES[mark]())
+    return text
+
+
+def _replaced(text: str, mark: str, figures: str) -> str:
+    pattern = re.compile(f"(?<={re.escape(mark)}).*?(?={re.escape(_END)})", re.DOTALL)
+    changed, count = pattern.subn(lambda found: f"\n{figures}\n", text)
+    if count != 1:
+        raise ValueError(f"{count} places between {mark} and {_END}, where there must be one")
+    return changed

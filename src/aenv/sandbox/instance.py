@@ -33,7 +33,7 @@ from aenv.sandbox.__main__ import (
 )
 from aenv.sandbox.endpoint import Identity, MakeEndpoint
 from aenv.sandbox.log import CapturedStream, InstanceLog, capture
-from aenv.sandbox.obedience import Copier, Obedience, read_frame, send_frame
+from aenv.sandbox.obedience import Copier, Obedience, note_variables, read_frame, send_frame
 from aenv.sandbox.orphans import Orphans
 from aenv.sandbox.rehearsal import rehearse, rehearse_alone
 from aenv.sandbox.server import Server, launch, obey_signals, start
@@ -126,18 +126,22 @@ def serve(
     *,
     learns: bool,
     practises: bool,
+    note: str | None = None,
     copier: Copier | None = None,
 ) -> NoReturn:
     """Wait for the order that makes this sandbox an instance, then serve it until it is killed.
 
     The descriptors are the control socket, the listening socket and, if there is one, the sandbox's file system, which
-    the supervisor is given to look at. One that `practises` has to wait, and uses the time.
+    the supervisor is given to look at. One that `practises` has to wait, and uses the time. Its variables are written
+    to the file `note`, for commands that are run beside the server.
     """
     control, listener = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     server = _awake(prepared)
     if practises and not select.select([control], [], [], 0)[0]:
         rehearse(server)
     _take_order(control, variables)
+    if note is not None:
+        note_variables(note)
 
     def report(message: dict[str, object]) -> None:
         message["op"] = "failed" if "error" in message else "ready"
@@ -153,7 +157,7 @@ def serve(
         leave(refuse(error, prepared.log, report))
 
     def ready() -> None:
-        Obedience(server, control, copier).begin()
+        Obedience(server, control, copier, note).begin()
         report({})
 
     start(server, [listener], ready)

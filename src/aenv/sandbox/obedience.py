@@ -31,10 +31,11 @@ class Copier(Protocol):
 class Obedience:
     """Listens to the supervisor on the server's loop; when it hangs up, everything here ends."""
 
-    def __init__(self, server: Server, control: socket.socket, copier: Copier | None) -> None:
+    def __init__(self, server: Server, control: socket.socket, copier: Copier | None, note: str | None) -> None:
         self._server = server
         self._control = control
         self._copier = copier
+        self._note = note
         self._received = bytearray()
         self._descriptors: list[int] = []
 
@@ -56,7 +57,10 @@ class Obedience:
         self._descriptors += descriptors
         while (message := self._next()) is not None:
             mine, self._descriptors = self._descriptors, []
-            self._fork(message, mine)
+            if message["op"] == "end":
+                self._server.stop()
+            else:
+                self._fork(message, mine)
 
     def _next(self) -> dict[str, Any] | None:
         size = int.from_bytes(self._received[:_LENGTH], "little")
@@ -85,7 +89,9 @@ class Obedience:
             os.close(heard)
             control, listener = self._copier.enter(descriptors, partial(_say, tell))
             os.environ.update(order["variables"])
-            copy = Obedience(self._server, socket.socket(fileno=control), self._copier)
+            if self._note is not None:
+                note_variables(self._note)
+            copy = Obedience(self._server, socket.socket(fileno=control), self._copier, self._note)
             self._server.loop.post(copy.announce)
             return [socket.socket(fileno=listener)]
 
@@ -124,6 +130,14 @@ def _follow_supervisor() -> None:
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)
+
+
+def note_variables(file: str) -> None:
+    """Write this process's variables down, for nobody but its own user."""
+    content = b"\0".join(b"%s=%s" % pair for pair in os.environb.items())
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.write(descriptor, content)
+    os.close(descriptor)
 
 
 def read_frame(control: socket.socket) -> dict[str, Any] | None:

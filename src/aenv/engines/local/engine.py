@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aenv._util import jsontext
-from aenv.engines.local import orders
+from aenv.engines.local import leases, orders
 from aenv.engines.local.frames import Frame, Message
 from aenv.engines.local.health import until_healthy
 from aenv.engines.local.link import Link, connect
@@ -129,7 +129,10 @@ class LocalEngine:
         lease = link.hello.result()["lease"]
         frame = await link.ask({"op": "list"})
         found = frame.message["sandboxes"]
-        return [Handle(id_, self.name, f"unix:{path}", {"lease": lease, "box": box}) for id_, path, box in found]
+        return [
+            Handle(id_, self.name, f"unix:{path}", {"lease": lease, "box": box, "user": user, "start": start})
+            for id_, path, box, user, start in found
+        ]
 
     async def logs(self, handle: Handle, *, tail: int | None = None, follow: bool = False) -> AsyncIterator[bytes]:
         """See Engine."""
@@ -159,7 +162,7 @@ class LocalEngine:
             raise SandboxGone(f"there is no sandbox {handle.id}", reason="lost")
         request: Message = {"op": "exec", "id": handle.id, "command": list(command), "cwd": cwd, "timeout": timeout}
         request |= {"keep": keep, "variables": dict(variables or {}), "user": handle.state.get("user", 1000)}
-        frame = await link.ask(request, stdin)
+        frame = await link.ask(request, stdin, cancel="cancel")
         message = _checked(frame, handle.id, SandboxGone)
         first = message["first"]
         if message["is_late"]:
@@ -214,6 +217,8 @@ class LocalEngine:
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
+            # A supervisor that was killed took nothing away.
+            await asyncio.to_thread(leases.sweep, self._settings.run)
 
     # the supervisor
 

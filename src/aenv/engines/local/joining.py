@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from aenv.engines.local import linux, seccomp
+from aenv.engines.local.plain import PLAIN_ENVIRON
 from aenv.engines.local.reactor import Reactor
-from aenv.engines.local.rootfs import HOME, PROJECT
+from aenv.engines.local.rootfs import ENVIRON, HOME, PROJECT
 from aenv.engines.local.sandbox import Sandbox
 
 _ALL = (
@@ -123,6 +124,11 @@ class Command:
     def _too_late(self) -> None:
         if not self._is_over:
             self._is_late = True
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if not self._is_over:
             # The outer half ends the whole group and then itself.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
@@ -163,8 +169,11 @@ class Command:
         try:
             for place, descriptor in enumerate(streams):
                 os.dup2(descriptor, place)
+            # Everything else that the supervisor has open is no business of a command.
+            _close_all_but([*entries, self._sandbox.pidfd])
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
             if self._is_boxed:
                 if os.geteuid() == 0:
                     os.setgroups([])
@@ -215,9 +224,28 @@ class Command:
         seccomp.install(self._filter)
 
     def _exec(self) -> NoReturn:
-        variables = {"PATH": _PATH, "HOME": HOME if self._is_boxed else "/", "LANG": "C.UTF-8"}
-        variables |= self._request["variables"]
+        note = ENVIRON if self._is_boxed else f"{self._sandbox.folder}/{PLAIN_ENVIRON}"
+        variables = _read_variables(note) | self._request["variables"]
         folder = PROJECT if self._is_boxed else f"{self._sandbox.folder}/app"
         os.chdir(self._request["cwd"] or folder)
         command = self._request["command"]
         os.execvpe(command[0], command, variables)  # noqa: S606 - the very point
+
+
+def _close_all_but(kept: list[int]) -> None:
+    lowest = 3
+    for descriptor in sorted(kept):
+        os.closerange(lowest, descriptor)
+        lowest = descriptor + 1
+    os.closerange(lowest, 1 << 16)
+
+
+def _read_variables(note: str) -> dict[str, str]:
+    """What the instance's own server has in its environment, as it noted it when it began."""
+    variables = {"PATH": _PATH, "HOME": HOME, "LANG": "C.UTF-8"}
+    with contextlib.suppress(OSError), open(note, "rb") as file:  # noqa: PTH123 - strings, as everywhere here
+        for line in file.read().split(b"\0"):
+            name, sign, value = line.partition(b"=")
+            if sign:
+                variables[os.fsdecode(name)] = os.fsdecode(value)
+    return variables

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -83,6 +84,14 @@ class Keeper:
         else:
             sandbox.kill()
 
+    def ask_to_end(self, sandbox: Sandbox) -> None:
+        """Have its server end in good order; one of ours is told, another program gets the signal for it."""
+        if sandbox.outbox is None or sandbox.metadata["start"] != "forked":
+            sandbox.kill(signal.SIGTERM)
+        else:
+            text = jsontext.dumps({"op": "end"})
+            sandbox.outbox.send(len(text).to_bytes(4, "little") + text)
+
     def new_sandbox(self, nursery: Nursery) -> Sandbox:
         """One that is not forked yet, with all that it will need."""
         self._numbers += 1
@@ -133,8 +142,9 @@ class Keeper:
         if sandbox.is_stopping:
             sandbox.kill()
             return
-        # One that needs a way out says when it is shut in.
+        # One that needs a way out says when it is shut in; it may have been quicker than its parent.
         sandbox.is_attached = not sandbox.nursery.order["announces"]
+        self._attach(sandbox)
         self.activate(sandbox)
         if sandbox.state == "spare":
             sandbox.nursery.refill()
@@ -154,10 +164,17 @@ class Keeper:
             self._tries[sandbox.name] = tries
             self._let_go(sandbox)
             sandbox.zygote = None
+            self._leave_folder(sandbox, tries)
             sandbox.nursery.place(sandbox)
             return
         sandbox.failure = {"code": "engine.start_failed", **error}
         self.bury(sandbox)
+
+    def _leave_folder(self, sandbox: Sandbox, tries: int) -> None:
+        """A process that was forked but never announced may still be at work in the folder of a plain sandbox."""
+        if sandbox.folder is not None:
+            shutil.rmtree(sandbox.folder, ignore_errors=True)
+            sandbox.folder = self._lease.path(f"{sandbox.name}.{tries}")
 
     def _read_log(self, sandbox: Sandbox) -> None:
         if not sandbox.read_log():
@@ -174,7 +191,9 @@ class Keeper:
         if not part:
             self.reactor.unwatch(sandbox.control.fileno())
             if sandbox.source is not None and sandbox.pidfd < 0:
-                sandbox.failure = {"code": "engine.fork_refused", "error": "the copy ended before it was one"}
+                hint = "see the log's tail; copies of copies can be about 30 deep"
+                error = {"error": "the copy ended before it was one", "hint": hint}
+                sandbox.failure = {"code": "engine.fork_refused", **error}
                 self.bury(sandbox)
             return
         for message in sandbox.receive(part):

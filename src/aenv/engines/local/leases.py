@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from aenv._util.ids import new_id
@@ -15,6 +16,7 @@ from aenv.engines.local.limits import Cgroups
 from aenv.errors import EngineUnavailable
 
 _LOCK = "lock"
+_PREFIX = "eng"
 _LONGEST = 80
 """A unix socket's path has 107 bytes; the rest is for its name."""
 
@@ -31,12 +33,13 @@ class Lease:
     def take(cls, run: str) -> Lease:
         """Make one, after what dead supervisors left here was taken away."""
         parent = _private(Path(run))
-        sweep(parent)
-        # The pid says whose groups these are, should the folder be gone before they are.
-        folder = parent / f"{new_id('eng')[:10]}_{os.getpid()}"
-        folder.mkdir(mode=0o700)
-        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _alone(parent):
+            _sweep(parent)
+            # The pid says whose groups these are, should the folder be gone before they are.
+            folder = parent / f"{new_id(_PREFIX)[:10]}_{os.getpid()}"
+            folder.mkdir(mode=0o700)
+            lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / "root").mkdir(mode=0o755)
         # A namespace's root may be composed only where its user can go.
         folder.chmod(0o711)
@@ -54,8 +57,24 @@ class Lease:
 
 def sweep(parent: Path) -> list[str]:
     """Take away what supervisors that are gone left in this folder and in the control groups; their names."""
+    with _alone(parent):
+        return _sweep(parent)
+
+
+@contextlib.contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """One at a time makes a folder here or sweeps, so that no sweep finds one that is half made and will be whole."""
+    descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> list[str]:
     dead = []
-    for folder in parent.iterdir():
+    for folder in parent.glob(f"{_PREFIX}_*"):
         lock = _abandoned(folder)
         if lock is None:
             continue
@@ -80,7 +99,8 @@ def _is_supervised(lease: str) -> bool:
 
 def _abandoned(folder: Path) -> int | None:
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        # One without a lock was left half made, or half removed.
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:

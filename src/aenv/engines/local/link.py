@@ -45,13 +45,20 @@ class Link:
         """The supervisor's process."""
         return self._process.pid
 
-    async def ask(self, message: Message, blob: bytes = b"") -> Frame:
-        """Send it, and wait for the answer; EngineLost if the supervisor goes away."""
+    async def ask(self, message: Message, blob: bytes = b"", *, cancel: str | None = None) -> Frame:
+        """Send it, and wait for the answer; EngineLost if the supervisor goes away.
+
+        `cancel` is the operation by which the supervisor is told that nobody waits any more.
+        """
         token = self._send(message, blob)
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[token] = future
         try:
             return await future
+        except asyncio.CancelledError:
+            if cancel is not None and not self.is_lost:
+                self.tell({"op": cancel, "token": token})
+            raise
         finally:
             self._waiting.pop(token, None)
 

@@ -126,6 +126,7 @@ class ZygoteProcess:
         if self._channel.fileno() >= 0:
             self._home.reactor.unwatch(self._channel.fileno())
             self._channel.close()
+            self._outbox.drop()
         self.state = "gone"
 
     def kill(self) -> None:
@@ -356,11 +357,11 @@ class Nursery:
             self.modules = [name for name in self.modules if name.partition(".")[0] != culprit.partition(".")[0]]
             self._learned(self.modules)
             self._start()
+        elif message.get("is_lost") and self._failures < _TRIES:
+            self._start()
         elif zygote.modules and self._failures < _SKIPS:
             # Whatever it was, it came with the modules; they are imported where they are used.
             self.modules = []
-            self._start()
-        elif message.get("is_lost") and self._failures < _TRIES:
             self._start()
         else:
             self._failures = 0

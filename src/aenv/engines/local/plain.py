@@ -9,6 +9,9 @@ from typing import Any
 
 from aenv.engines.local.processes import VARIABLE
 
+PLAIN_ENVIRON = "environ"
+"""As in rootfs, in the sandbox's own folder."""
+
 
 def enter(request: dict[str, Any], entries: list[int]) -> tuple[str, dict[str, str]]:
     """Make this process the leader of a session, with a copy of the project; where that is, and variables."""

@@ -23,13 +23,16 @@ class Reactor:
         self._writers: dict[int, Callback] = {}
         self._timers: list[tuple[float, int, Callback]] = []
         self._numbers = itertools.count()
-        self._is_stopped = False
+        self._fresh: set[int] = set()
+        """Descriptors watched since the last wait: what the kernel told of such a number was about one closed since."""
+        self.is_stopped = False
         self.children: set[int] = set()
         """Processes that somebody here waits for; all other children are adopted."""
 
     def watch(self, descriptor: int, callback: Callback) -> None:
         """Call whenever it can be read, or its other end is gone."""
         self._readers[descriptor] = callback
+        self._fresh.add(descriptor)
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def unwatch(self, descriptor: int) -> None:
@@ -52,17 +55,20 @@ class Reactor:
 
     def stop(self) -> None:
         """Have `run` return."""
-        self._is_stopped = True
+        self.is_stopped = True
 
     def run(self) -> None:
         """Until stopped."""
-        while not self._is_stopped:
+        while not self.is_stopped:
             self.turn()
 
     def turn(self) -> None:
         """Wait for what comes next, and call whoever is concerned."""
         rest = -1.0 if not self._timers else max(0.0, self._timers[0][0] - monotonic())
+        self._fresh.clear()
         for descriptor, mask in self._epoll.poll(rest):
+            if descriptor in self._fresh:
+                continue
             if mask & select.EPOLLOUT and (writer := self._writers.get(descriptor)) is not None:
                 writer()
             if mask & ~select.EPOLLOUT and (reader := self._readers.get(descriptor)) is not None:
@@ -89,6 +95,13 @@ class Outbox:
         if len(self._waiting) == 1:
             self._flush()
 
+    def drop(self) -> None:
+        """Forget what has not been sent."""
+        for _content, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+        self.size = 0
+
     def _flush(self) -> None:
         try:
             while self._waiting:
@@ -104,10 +117,7 @@ class Outbox:
             self._wait(self._flush)
         except OSError:
             # Nobody is there any more; whoever reads from the socket is told so.
-            for _content, descriptors in self._waiting:
-                _close(descriptors)
-            self._waiting.clear()
-            self.size = 0
+            self.drop()
         else:
             self._wait(None)
 

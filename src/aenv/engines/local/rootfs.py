@@ -14,6 +14,9 @@ HOME = "/home/agent"
 BOX = "/.box"
 """The sandbox's own file system; what it writes, wherever, is kept there."""
 
+ENVIRON = f"{BOX}/run/.environ"
+"""Where an instance notes its variables, for commands that are run beside it."""
+
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_FOLDERS = ("alternatives", "ca-certificates", "fonts", "ld.so.conf.d", "pki", "ssl/certs", "terminfo")
 _ETC_FILES = (

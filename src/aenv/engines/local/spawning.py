@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ _LISTENER = 3
 """Where sd_listen_fds(3) has programs look for a socket that was opened for them."""
 
 
-def spawn(kept: list[int], variables: dict[str, str], command: list[str]) -> NoReturn:
+def spawn(kept: list[int], variables: dict[str, str], command: list[str], note: str) -> NoReturn:
     """Wait for the order that makes this sandbox an instance, then be the command."""
     control = socket.socket(fileno=kept[0])
     order = _receive(control)
@@ -27,6 +28,12 @@ def spawn(kept: list[int], variables: dict[str, str], command: list[str]) -> NoR
     os.closerange(_LISTENER + 1, 1 << 16)
     told = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "aenv"}
     environ = {**os.environ, **variables, **order["variables"], **told}
+    descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.write(descriptor, b"\0".join(os.fsencode(f"{name}={value}") for name, value in environ.items()))
+    os.close(descriptor)
+    # The interpreter ignores both; a program expects to be ended by them.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     words = [*command, *order["arguments"]]
     try:
         os.execvpe(words[0], words, environ)  # noqa: S606 - the very point

@@ -50,6 +50,7 @@ class Supervisor:
         self._decoder = Decoder()
         self._nurseries: dict[str, Nursery] = {}
         self._keeper = Keeper(self.reactor, choice.mode, lease, log_bytes=log_bytes, on_forgotten=self._finish_if_empty)
+        self._commands: dict[int, Command] = {}
         self._is_closing = False
         self._parent = -1
 
@@ -143,7 +144,9 @@ class Supervisor:
                 os.waitpid(pid, os.WNOHANG)
 
     def _finish_if_empty(self) -> None:
-        if self._is_closing and not self._keeper.sandboxes and not any(one.zygotes for one in self._nurseries.values()):
+        if not self._is_closing or self.reactor.is_stopped or self._keeper.sandboxes:
+            return
+        if not any(one.zygotes for one in self._nurseries.values()):
             self._keeper.close()
             self._lease.end()
             self.reactor.stop()
@@ -155,15 +158,17 @@ class Supervisor:
         if key not in self._nurseries:
             order = self._complete(request["order"])
             if order["isolation"] == "gvisor":
-                order["runsc"] = self._require_gvisor()
+                order["runsc"] = self._require_gvisor(order)
             nursery = Nursery(key, order, self._keeper, lambda modules: self._learned(key, modules))
             nursery.on_ended = self._zygote_ended
             self._nurseries[key] = nursery
         self._answer(request)
 
-    def _require_gvisor(self) -> str:
+    def _require_gvisor(self, order: Message) -> str:
         if self._choice.mode == "process":
             raise EngineUnavailable("gVisor needs namespaces, and this machine gives none", hint="see `aenv doctor`")
+        if order["command"]:
+            raise EngineUnavailable("gVisor runs the built-in server alone", hint="leave isolation or command out")
         return gvisor.require()
 
     def _complete(self, order: Message) -> Message:
@@ -207,11 +212,13 @@ class Supervisor:
         sandbox = self._keeper.by_id.get(request["id"])
         if sandbox is None:
             nursery = self._nurseries[request["key"]]
-            sandbox = nursery.spares.popleft() if nursery.spares else self._keeper.new_sandbox(nursery)
+            spare = nursery.spares.popleft() if nursery.spares else None
+            sandbox = spare or self._keeper.new_sandbox(nursery)
             self._keeper.name(sandbox, request["id"], blob)
-            if sandbox.zygote is None and sandbox.pidfd < 0:
+            if spare is None:
                 nursery.place(sandbox)
             else:
+                # Somebody forks it already, or has.
                 self._keeper.activate(sandbox)
         if sandbox.state == "ready":
             self._tell_ready(sandbox, request)
@@ -232,7 +239,8 @@ class Supervisor:
             self._answer(request, exit=self._keeper.ended.get(request["id"], lost))
 
     def _do_list(self, request: Message, blob: bytes) -> None:
-        live = [[one.id, one.path, one.name] for one in self._keeper.by_id.values() if one.state == "ready"]
+        ready = [one for one in self._keeper.by_id.values() if one.state == "ready"]
+        live = [[one.id, one.path, one.name, one.nursery.order["user"], one.metadata["start"]] for one in ready]
         self._answer(request, sandboxes=live)
 
     def _do_stop(self, request: Message, blob: bytes) -> None:
@@ -243,7 +251,7 @@ class Supervisor:
         sandbox.waiters.ended.append(partial(self._answer, request))
         sandbox.is_stopping = True
         if request["grace"] > 0 and sandbox.state == "ready":
-            sandbox.kill(signal.SIGTERM)
+            self._keeper.ask_to_end(sandbox)
             self.reactor.later(request["grace"], partial(self._keeper.kill, sandbox))
         else:
             self._keeper.kill(sandbox)
@@ -297,27 +305,38 @@ class Supervisor:
             return
 
         def done(code: int, stdout: bytes, stderr: bytes, *, is_late: bool, is_truncated: bool) -> None:
+            self._commands.pop(request["token"], None)
             members = {"code": code, "is_late": is_late, "is_truncated": is_truncated, "first": len(stdout)}
             self._answer(request, stdout + stderr, **members)
 
-        Command(self.reactor, sandbox, request, blob, done, is_boxed=self._choice.mode != "process").start()
+        command = Command(self.reactor, sandbox, request, blob, done, is_boxed=self._choice.mode != "process")
+        self._commands[request["token"]] = command
+        command.start()
+
+    def _do_cancel(self, request: Message, blob: bytes) -> None:
+        if (command := self._commands.get(request["token"])) is not None:
+            command.cancel()
 
     def _do_fork(self, request: Message, blob: bytes) -> None:
         source = self._keeper.by_id.get(request["id"])
         if source is None or source.state != "ready":
             self._fail(request, {"code": "engine.sandbox_gone", "error": f"there is no sandbox {request['id']}"})
         elif self._choice.mode == "process" or not source.nursery.order["forkable"]:
-            self._fail(request, _cannot_be_copied(request["id"], is_boxed=self._choice.mode != "process"))
+            self._fail(request, _cannot_be_copied(source, is_boxed=self._choice.mode != "process"))
         else:
             order = {"wait_seconds": request["wait_seconds"], "variables": request["variables"]}
             copy = self._keeper.copy(source, request["copy"], order)
             copy.waiters.ready.append(partial(self._tell_ready, copy, request))
 
 
-def _cannot_be_copied(id_: str, *, is_boxed: bool) -> Message:
-    reason = "its environment does not ask for it" if is_boxed else "it has no namespaces"
-    hint = 'set "forkable": true in deployConfig' if is_boxed else "see `aenv doctor`"
-    told = {"error": f"{id_} cannot be copied: {reason}", "hint": hint, "details": {"obstacles": [reason]}}
+def _cannot_be_copied(source: Sandbox, *, is_boxed: bool) -> Message:
+    if not is_boxed:
+        reason, hint = "it has no namespaces", "see `aenv doctor`"
+    elif source.process is not None or source.nursery.order["command"]:
+        reason, hint = "it is held by gVisor, or runs a command of its own", "leave isolation and command out"
+    else:
+        reason, hint = "its environment does not ask for it", 'set "forkable": true in deployConfig'
+    told = {"error": f"cannot be copied: {reason}", "hint": hint, "details": {"obstacles": [reason]}}
     return {"code": "engine.fork_refused", **told}
 
 

@@ -185,8 +185,8 @@ def _stay_above(order: dict[str, Any], channel: socket.socket) -> None:
         os._exit(_exit_code(os.waitpid(child, 0)[1]))
     os.close(wait_out)
     linux.die_with_parent(signal.SIGKILL)
-    # Whoever does not hear from the outer half was too late to be killed with it.
-    if os.read(wait_in, 1) != b".":
+    # Whoever does not hear from the outer half, or no longer, was too late to be killed with it.
+    if os.read(wait_in, 1) != b"." or select.select([wait_in], [], [], 0)[0]:
         os._exit(1)
     os.close(wait_in)
 
@@ -303,7 +303,8 @@ class Zygote:
         try:
             begin_afresh()
             folder, variables = rootfs.PROJECT, dict[str, str]()
-            hints: dict[str, object] = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
+            hints: dict[str, Any] = {"learns": not self._order["knows_modules"], "practises": request["is_spare"]}
+            hints["note"] = rootfs.ENVIRON if self._is_boxed else f"{request['folder']}/{plain.PLAIN_ENVIRON}"
             if self._is_boxed:
                 needs = Needs(request["hostname"], request["storage_bytes"], request["rlimits"])
                 if self._is_forkable:
@@ -318,7 +319,7 @@ class Zygote:
             if self._announcing is not None:
                 announce(kept[0], opens_proxy=self._announcing == "proxy")
             if self._order["command"]:
-                spawning.spawn(kept, variables, self._order["command"])
+                spawning.spawn(kept, variables, self._order["command"], hints["note"])
             self._entry.serve(kept, folder, self._prepared, variables, **hints)
         except BaseException as problem:  # noqa: BLE001 - told to the supervisor: nobody else is there
             message = {"op": "failed", "error": f"the sandbox cannot be made: {problem}", "code": "engine.box_failed"}
