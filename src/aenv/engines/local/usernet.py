@@ -75,20 +75,13 @@ def find() -> UserNet | None:
 
 
 def _slirp(path: str, pid: int, ready: int, ends: int, owner: int) -> list[str]:
+    # By path: told a process, it would go to that one's user namespace. It shuts itself in by becoming root of the
+    # namespace that owns the network, which has none if the sandbox can be copied; root of the machine need not.
+    shut_in = ["--enable-sandbox"] if os.geteuid() == 0 else []
     return [
-        path,
-        "--configure",
-        "--mtu=65520",
-        "--disable-host-loopback",
-        "--enable-sandbox",
-        "--enable-seccomp",
-        f"--ready-fd={ready}",
-        f"--exit-fd={ends}",
-        f"--userns-path=/proc/{owner}/ns/user",
-        # By path: told a process, its own sandbox would go to that one's user namespace.
-        "--netns-type=path",
-        f"/proc/{pid}/ns/net",
-        INTERFACE,
+        *(path, "--configure", "--mtu=65520", "--disable-host-loopback", *shut_in, "--enable-seccomp"),
+        *(f"--ready-fd={ready}", f"--exit-fd={ends}", f"--userns-path=/proc/{owner}/ns/user"),
+        *("--netns-type=path", f"/proc/{pid}/ns/net", INTERFACE),
     ]
 
 
