@@ -52,11 +52,14 @@ class Footprint:
     def list_new(self, before: Footprint, names: Collection[str] = ()) -> list[str]:
         """What is here and was not before, in a sentence each.
 
-        With `names`, only control groups that are named after one of them: other engines live on this machine too.
+        With `names`, only control groups that are named after one of them: other engines live on this machine too. For
+        the same reason, no process below one that was there before.
         """
+        known = {pid for pid, _ in before.processes}
+        begun = [pid for pid, _ in sorted(self.processes - before.processes) if not known & set(_ancestors(pid))]
         groups = [group for group in self.groups - before.groups if not names or _names(str(group), names)]
         return [
-            *(f"process {pid} {_command(pid)}" for pid, _ in sorted(self.processes - before.processes)),
+            *(f"process {pid} {_command(pid)}" for pid in begun),
             *(f"mount {line}" for line in sorted(self.mounts - before.mounts)),
             *(f"control group {group}" for group in sorted(groups)),
             *(f"file {file}" for file in sorted(self.files - before.files)),
@@ -101,6 +104,11 @@ def _state(pid: int) -> str:
 def _command(pid: int) -> str:
     command = _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
     return command[:200] or _read(pid, "comm").decode("utf-8", "replace").strip()
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while len(fields := _status(pid)) > 1 and (pid := int(fields[1])) > 0:
+        yield pid
 
 
 def _descendants(root: int) -> set[tuple[int, str]]:
