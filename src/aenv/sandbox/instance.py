@@ -140,8 +140,6 @@ def serve(
     if practises and not select.select([control], [], [], 0)[0]:
         rehearse(server)
     _take_order(control, variables)
-    if note is not None:
-        note_variables(note)
 
     def report(message: dict[str, object]) -> None:
         message["op"] = "failed" if "error" in message else "ready"
@@ -161,6 +159,9 @@ def serve(
         report({})
 
     start(server, [listener], ready)
+    if note is not None:
+        # Nobody can have asked for a command yet, and whoever waits for us need not wait for this.
+        note_variables(note)
     server.loop.wait()
     leave(0)
 

@@ -44,18 +44,24 @@ class Needs:
     rlimits: list[tuple[int, int, int]]
 
 
-def enter(shape: Shape, needs: Needs, entries: list[int]) -> int:
+def enter(shape: Shape, needs: Needs, entries: list[int], network: int = -1) -> int:
     """Shut this process, the first of its pid namespace, in; returns a descriptor of its own file system.
 
+    `network` is a network namespace that was made for it, if there is one.
     The order matters: groups first, so that everything below is charged; the user namespace last, so that all others
     belong to one in which nobody in the sandbox has any right.
     """
     for descriptor in entries:
         os.write(descriptor, b"0")
         os.close(descriptor)
-    linux.unshare(_NAMESPACES | (OWN_NETWORK if shape.has_own_network else 0))
+    if network >= 0:
+        linux.setns(network, OWN_NETWORK)
+    makes_network = shape.has_own_network and network < 0
+    linux.unshare(_NAMESPACES | (OWN_NETWORK if makes_network else 0))
     box = mount_files(shape, needs)
-    mount_kernel(shape, needs.hostname)
+    mount_kernel(needs.hostname)
+    if makes_network:
+        linux.raise_loopback()
     become(shape)
     for kind, soft, hard in needs.rlimits:
         resource.setrlimit(kind, (soft, hard))
@@ -98,13 +104,11 @@ def _make_folders(owner: int) -> None:
     os.chmod(f"{BOX}/shm", 0o1777)  # noqa: PTH101, S103 - as above
 
 
-def mount_kernel(shape: Shape, hostname: str) -> None:
-    """What the kernel shows: processes and terminals of its own namespaces, its name, its loopback."""
+def mount_kernel(hostname: str) -> None:
+    """What the kernel shows: processes and terminals of its own namespaces, and its name."""
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     linux.mount("proc", "/proc", "proc", _PLAIN | linux.MS_NOEXEC)
     socket.sethostname(hostname)
-    if shape.has_own_network:
-        linux.raise_loopback()
 
 
 def _show_again(path: str, descriptor: int) -> None:

@@ -52,7 +52,9 @@ def enter(shape: Shape, needs: Needs, entries: list[int], control: int) -> int:
     _be_init(control)
     _join(own)
     box = mount_files(shape, needs)
-    mount_kernel(shape, needs.hostname)
+    mount_kernel(needs.hostname)
+    if shape.has_own_network:
+        linux.raise_loopback()
     _give_up_rights(needs)
     seccomp.install(shape.filter)
     os.chdir(PROJECT)
@@ -127,7 +129,9 @@ class Copier:
             _announce(control, child, box)
         _be_init(control)
         _join(own)
-        mount_kernel(self._shape, self._needs.hostname)
+        mount_kernel(self._needs.hostname)
+        if self._shape.has_own_network:
+            linux.raise_loopback()
         os.chdir(PROJECT)
         for descriptor in (log, box, *entries):
             os.close(descriptor)

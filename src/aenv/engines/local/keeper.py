@@ -105,8 +105,22 @@ class Keeper:
             sandbox.group = self.cgroups.make(name, limits)
         return sandbox
 
+    def take_kit(self, nursery: Nursery) -> Sandbox:
+        """A sandbox to be forked; the next one is laid ready when there is a moment."""
+        kit, nursery.kit = nursery.kit, None
+        self.reactor.later(0.0, partial(self._lay_kit, nursery))
+        return kit or self.new_sandbox(nursery)
+
+    def _lay_kit(self, nursery: Nursery) -> None:
+        if nursery.kit is None and not nursery.is_closed:
+            nursery.kit = self.new_sandbox(nursery)
+            nursery.kit.ends = self.descriptors_of(nursery.kit)
+
     def descriptors_of(self, sandbox: Sandbox) -> list[int]:
         """The other ends of what we hold, to be sent to the zygote."""
+        if sandbox.ends:
+            ends, sandbox.ends = sandbox.ends, []
+            return ends
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(sandbox.path)  # noqa: PTH108 - no pathlib on the way of every start
@@ -361,6 +375,9 @@ class Keeper:
         return {"reason": reason, "message": sentence, "code": sandbox.code, "log_tail": tail}
 
     def _let_go(self, sandbox: Sandbox) -> None:
+        for descriptor in sandbox.ends:
+            os.close(descriptor)
+        sandbox.ends = []
         sandbox.is_husk = sandbox.state == "ended" and not sandbox.is_dead and sandbox.has_live_copies()
         for descriptor in (sandbox.log_pipe, sandbox.box, -1 if sandbox.is_husk else sandbox.pidfd):
             if descriptor >= 0:

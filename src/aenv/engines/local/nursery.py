@@ -102,9 +102,10 @@ class ZygoteProcess:
         self.sandboxes.add(sandbox)
         self._unborn[sandbox.name] = sandbox
         sandbox.zygote = self
-        request = {**self._nursery.request, "id": sandbox.name, "folder": sandbox.folder}
+        request = {**self._nursery.request, "folder": sandbox.folder}
         request["is_spare"] = sandbox.state == "spare"
-        self._outbox.send(jsontext.dumps(request), self._home.descriptors_of(sandbox))
+        name = sandbox.name.encode().ljust(16)
+        self._outbox.send(name + jsontext.dumps(request), self._home.descriptors_of(sandbox))
 
     def forget(self, sandbox: Sandbox) -> None:
         """Nothing of the sandbox is left."""
@@ -232,6 +233,8 @@ class Nursery:
         self.modules: list[str] = order["modules"]
         self.zygotes: list[ZygoteProcess] = []
         self.spares: deque[Sandbox] = deque()
+        self.kit: Sandbox | None = None
+        """The next sandbox, with all that it will need, but no process."""
         self.wanted_spares = 0
         self.starting = 0
         """Sandboxes that somebody waits for."""
@@ -242,7 +245,7 @@ class Nursery:
         self._queue: deque[Sandbox] = deque()
         self._failures = 0
         self._is_filling = False
-        self._is_closed = False
+        self.is_closed = False
         self.plan = gvisor.Plan.of(order, order["runsc"]) if order["isolation"] == "gvisor" else None
         """How gVisor starts its sandboxes, if that is asked for."""
 
@@ -310,7 +313,7 @@ class Nursery:
 
     def close(self) -> None:
         """End everything, and begin nothing."""
-        self._is_closed = True
+        self.is_closed = True
         self.wanted_spares = 0
         for zygote in self.zygotes:
             zygote.kill()
@@ -326,7 +329,7 @@ class Nursery:
             self._start()
 
     def _start(self) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self.zygotes.append(ZygoteProcess(self, self._home))
 
     # what zygotes report

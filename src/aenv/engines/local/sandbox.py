@@ -95,6 +95,8 @@ class Sandbox:
     """That it is ready, said before it was attached."""
     activation: bytes = b""
     """What makes it an instance; forgotten as soon as it is sent."""
+    ends: list[int] = field(default_factory=list)
+    """What is to be sent to its zygote."""
     log_pipe: int = -1
     pidfd: int = -1
     box: int = -1

@@ -213,7 +213,7 @@ class Supervisor:
         if sandbox is None:
             nursery = self._nurseries[request["key"]]
             spare = nursery.spares.popleft() if nursery.spares else None
-            sandbox = spare or self._keeper.new_sandbox(nursery)
+            sandbox = spare or self._keeper.take_kit(nursery)
             self._keeper.name(sandbox, request["id"], blob)
             if spare is None:
                 nursery.place(sandbox)

@@ -22,6 +22,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from types import ModuleType
 from typing import Any, NoReturn
@@ -33,6 +34,9 @@ from aenv.errors import AEnvError
 
 _LARGEST = 1 << 20
 _DESCRIPTORS = 16
+_ROOM = socket.CMSG_SPACE(4 * _DESCRIPTORS)
+_NAME = 16
+"""Bytes at the head of a request that hold the sandbox's name."""
 _KEPT = frozenset(
     {
         *(linux.CAP_SYS_ADMIN, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SETPCAP, linux.CAP_NET_ADMIN),
@@ -228,6 +232,12 @@ class Zygote:
             filter=seccomp.program(may_fork_sandbox=self._is_forkable) if self._is_boxed else b"",
         )
         self._poller = select.epoll()
+        self._waiting = select.poll()
+        self._waiting.register(channel, select.POLLIN)
+        self._unpack = {size * 4: struct.Struct(f"={size}i").unpack for size in range(_DESCRIPTORS + 1)}
+        self._makes_networks = self._is_boxed and order["has_own_network"] and not self._is_forkable
+        self._network = -1
+        self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if self._is_boxed else -1
         self._children: dict[int, int] = {}
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._is_boxed else -1
 
@@ -250,6 +260,8 @@ class Zygote:
         os.waitpid(child, 0)
         gc.collect()
         gc.freeze()
+        if self._makes_networks:
+            self._make_network()
         self._send({"op": "ready", "notes": notes})
 
     def serve(self) -> NoReturn:
@@ -264,10 +276,11 @@ class Zygote:
                     self._reap(descriptor)
 
     def _receive(self) -> None:
-        text, descriptors, _flags, _address = socket.recv_fds(self._channel, _LARGEST, _DESCRIPTORS)
+        # As little as possible is done here: after every fork each page that is written to again is copied again.
+        text, ancillary, _flags, _address = self._channel.recvmsg(_LARGEST, _ROOM)
         if not text:
             os._exit(0)
-        self._fork(json.loads(text), list(descriptors))
+        self._fork(text, ancillary[0][2])
 
     def _reap(self, pidfd: int) -> None:
         self._poller.unregister(pidfd)
@@ -276,27 +289,55 @@ class Zygote:
         status = os.waitpid(pid, 0)[1]
         self._send({"op": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _fork(self, text: bytes, packed: bytes) -> None:
+        descriptors = self._unpack[len(packed)](packed)
+        name = text[:_NAME].rstrip()
         try:
-            if self._is_boxed and not self._is_forkable:
-                linux.unshare(linux.CLONE_NEWPID)
-            pid = self._bare_fork()
+            pid = self._split()
             if pid == 0:
-                self._be_sandbox(request, descriptors)
-            if self._is_boxed and not self._is_forkable:
-                linux.setns(self._own_pids, linux.CLONE_NEWPID)
+                self._be_sandbox(json.loads(text[_NAME:]), list(descriptors))
             pidfd = os.pidfd_open(pid)
         except OSError as problem:
             # No processes, no memory or no namespaces are left; what was asked for is refused, and the rest goes on.
-            self._send({"op": "refused", "id": request["id"], "error": str(problem)})
+            self._send({"op": "refused", "id": name.decode(), "error": str(problem)})
         else:
-            text = json.dumps({"op": "born", "id": request["id"], "pid": pid}).encode()
-            socket.send_fds(self._channel, [text], [pidfd])
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, pidfd.to_bytes(4, sys.byteorder))
+            self._channel.sendmsg([b'{"op":"born","id":"%s","pid":%d}' % (name, pid)], [rights])
             # A descriptor for each tells of its end; a signal would have to be undone in every sandbox.
             self._children[pidfd] = pid
             self._poller.register(pidfd, select.EPOLLIN)
         for descriptor in descriptors:
             os.close(descriptor)
+        if self._makes_networks and not self._waiting.poll(0):
+            self._make_network()
+
+    def _split(self) -> int:
+        """Fork, the child as the first process of a pid namespace unless it makes one itself."""
+        makes_pids = self._is_boxed and not self._is_forkable
+        if makes_pids:
+            linux.unshare(linux.CLONE_NEWPID)
+        pid = self._bare_fork()
+        if pid == 0:
+            return 0
+        if makes_pids:
+            linux.setns(self._own_pids, linux.CLONE_NEWPID)
+        if self._network >= 0:
+            os.close(self._network)
+            self._network = -1
+        return pid
+
+    def _make_network(self) -> None:
+        """A network namespace for the next sandbox, made while nobody waits for one: it takes a millisecond."""
+        if self._network >= 0:
+            return
+        try:
+            linux.unshare(linux.CLONE_NEWNET)
+            linux.raise_loopback()
+            self._network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            linux.setns(self._own_network, linux.CLONE_NEWNET)
+        except OSError:
+            # The next sandbox makes its own.
+            self._makes_networks = False
 
     def _be_sandbox(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         told = descriptors[0]
@@ -333,7 +374,7 @@ class Zygote:
         if self._is_forkable:
             box = copying.enter(self._shape, needs, entries, control)
         else:
-            box = enter(self._shape, needs, entries)
+            box = enter(self._shape, needs, entries, self._network)
         return _settle(control, listener, box)
 
     def _send(self, message: dict[str, Any]) -> None:
