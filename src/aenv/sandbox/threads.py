@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextvars
 import threading
 from collections.abc import Callable
@@ -76,8 +75,7 @@ class Threads:
 
     def _start(self) -> None:
         try:
-            # Without a Thread object: nobody joins it, and its Python code would cost every sandbox memory.
-            _thread.start_new_thread(self._serve, ())
+            threading.Thread(target=self._serve, name="aenv-call", daemon=True).start()
         except RuntimeError:
             # No thread is to be had; the call waits for one that ends.
             with self._lock:
