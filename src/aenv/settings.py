@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ def default_data(environ: Mapping[str, str]) -> Path:
     """`AENV_DATA`, else a folder in the user's cache."""
     if environ.get("AENV_DATA"):
         return Path(environ["AENV_DATA"]).absolute()
-    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or "/tmp") / ".cache")  # noqa: S108 - no home
+    home = environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    cache = environ.get("XDG_CACHE_HOME") or str(Path(home) / ".cache")
     return Path(cache).absolute() / "aenv"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from aenv._util import jsontext
 from aenv.engines.local import leases, orders
 from aenv.engines.local.frames import Frame, Message
 from aenv.engines.local.health import until_healthy
+from aenv.engines.local.leases import private_folder
 from aenv.engines.local.link import Link, connect
 from aenv.engines.local.prepared import Prepared, prepare
 from aenv.engines.local.pythons import PythonEnvironment, Pythons
@@ -46,7 +48,7 @@ class LocalEngine:
         self._connecting = asyncio.Lock()
         self._pythons = Pythons(settings.data / "pythons", python=settings.python)
         self._known: dict[str, asyncio.Task[str]] = {}
-        """Environments that the present supervisor knows, by digest."""
+        """Environments that the present supervisor knows, by digest and by what their config.json says of sandboxes."""
         self._records: dict[str, tuple[Prepared, PythonEnvironment]] = {}
 
     async def start(self, launch: Launch) -> Handle:
@@ -69,7 +71,7 @@ class LocalEngine:
         link = await self._connected()
         key = await self._introduce(link, launch)
         order = {"op": "start", "id": launch.id, "key": key}
-        frame = await link.ask(order, jsontext.dumps(orders.activation(launch)))
+        frame = await link.ask(order, jsontext.dumps(orders.activation(launch)), cancel="give_up", seconds=None)
         message = _checked(frame, launch.id, SandboxFailed)
         state = {"lease": link.hello.result()["lease"], "box": message["name"], "user": orders.user_of(launch.spec)}
         handle = Handle(launch.id, self.name, f"unix:{message['path']}", {**state, "start": message["start"]})
@@ -96,7 +98,8 @@ class LocalEngine:
             async with asyncio.timeout(_STOP_SECONDS):
                 async for part in self.logs(handle, tail=16 << 10):
                     tail += part
-                await asyncio.shield(self.stop(handle))
+                if self._link is not None:
+                    await self._link.ask({"op": "settle", "id": id_})
         return tail.decode("utf-8", "replace")
 
     async def poll(self, handle: Handle) -> Exit | None:
@@ -119,7 +122,7 @@ class LocalEngine:
             return
         with contextlib.suppress(EngineLost):
             # Sent before anything can cancel us, so it happens whoever waits for it.
-            await link.ask({"op": "stop", "id": handle.id, "grace": grace})
+            await link.ask({"op": "stop", "id": handle.id, "grace": grace}, seconds=grace + _STOP_SECONDS)
 
     async def list(self) -> Handles:
         """See Engine."""
@@ -161,8 +164,8 @@ class LocalEngine:
         if link is None or link.is_lost:
             raise SandboxGone(f"there is no sandbox {handle.id}", reason="lost")
         request: Message = {"op": "exec", "id": handle.id, "command": list(command), "cwd": cwd, "timeout": timeout}
-        request |= {"keep": keep, "variables": dict(variables or {}), "user": handle.state.get("user", 1000)}
-        frame = await link.ask(request, stdin, cancel="cancel")
+        request |= {"keep": keep, "variables": dict(variables or {})}
+        frame = await link.ask(request, stdin, cancel="cancel", seconds=timeout + _STOP_SECONDS)
         message = _checked(frame, handle.id, SandboxGone)
         first = message["first"]
         if message["is_late"]:
@@ -185,18 +188,23 @@ class LocalEngine:
                 copy = await self._fork(link, handle, id_, wait_seconds)
                 made.append(copy)
         except BaseException:
-            await asyncio.shield(self._stop_all([*made, Handle(ids[len(made)], self.name, "")]))
+            # The one that failed is taken back where it was made; its id may be another instance's.
+            await asyncio.shield(self._take_back(made, ids[len(made)]))
             raise
         return made
 
     async def _fork(self, link: Link, handle: Handle, id_: str, wait_seconds: float) -> Handle:
-        request = {"op": "fork", "id": handle.id, "copy": id_, "wait_seconds": wait_seconds}
-        frame = await link.ask({**request, "variables": {"AENV_INSTANCE_ID": id_}})
+        request: Message = {"op": "fork", "id": handle.id, "copy": id_, "wait_seconds": wait_seconds}
+        request |= {"variables": {"AENV_INSTANCE_ID": id_}}
+        frame = await link.ask(request, cancel="give_up", seconds=wait_seconds + 60.0)
         message = _checked(frame, handle.id, ForkRefused)
         return Handle(id_, self.name, f"unix:{message['path']}", {**handle.state, "box": message["name"]})
 
-    async def _stop_all(self, handles: Sequence[Handle]) -> None:
-        await asyncio.gather(*(self.stop(handle) for handle in handles))
+    async def _take_back(self, made: Sequence[Handle], failed: str) -> None:
+        await asyncio.gather(*(self.stop(handle) for handle in made))
+        if self._link is not None:
+            with contextlib.suppress(EngineError):
+                await self._link.ask({"op": "settle", "id": failed})
 
     async def warm(self, launch: Launch, count: int) -> None:
         """See SupportsWarm."""
@@ -230,6 +238,7 @@ class LocalEngine:
                 if self._link is not None:
                     await self._link.aclose()
                 self._known.clear()
+                private_folder(self._settings.data, "AENV_DATA")
                 self._link = await connect(self._settings, self._learned)
                 self._warn(self._link.hello.result())
             return self._link
@@ -243,10 +252,11 @@ class LocalEngine:
 
     async def _introduce(self, link: Link, launch: Launch) -> str:
         """Have the supervisor know the environment; the first who asks does the work, the others wait for it."""
-        task = self._known.get(launch.digest)
+        identity = f"{launch.digest} {launch.spec.deploy.model_dump_json()}"
+        task = self._known.get(identity)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(self._describe(link, launch))
-            self._known[launch.digest] = task
+            self._known[identity] = task
         return task.result() if task.done() else await asyncio.shield(task)
 
     async def _describe(self, link: Link, launch: Launch) -> str:
@@ -256,7 +266,8 @@ class LocalEngine:
         python = await self._pythons.ensure(_requirements(prepared.project), progress=logger.info)
         closes = self._settings.public_network == "private"
         order = orders.order(launch.spec, prepared, python, mode=hello["mode"], closes_loopback=closes)
-        key = f"{prepared.folder.name}/{python.key}"
+        settings = hashlib.sha256(launch.spec.deploy.model_dump_json().encode()).hexdigest()[:16]
+        key = f"{prepared.folder.name}/{python.key}/{settings}"
         self._records[key] = prepared, python
         _checked(await link.ask({"op": "environment", "key": key, "order": order}), launch.spec.name, EngineUnavailable)
         if self._settings.spares:

@@ -146,8 +146,11 @@ class Command:
             while stream.descriptor >= 0 and stream.read() and not stream.is_cut and self._has_more(stream):
                 pass
             self._drop(stream)
+        # What it was told and given is nobody's any more, though its deadline is still to come.
+        self._request = {"variables": {}}
         out, err = self._streams
         is_truncated = out.is_cut or err.is_cut
+        self._streams = []
         self._done(
             code if code >= 0 else 128 - code,
             bytes(out.content),

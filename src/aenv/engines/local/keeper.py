@@ -21,7 +21,7 @@ from aenv.engines.local.networks import Networks
 from aenv.engines.local.nursery import Nursery
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Log, Sandbox, Waiters
-from aenv.engines.local.verdict import verdict
+from aenv.engines.local.verdict import as_code, verdict
 
 _AT_ONCE = 1 << 18
 _BACKLOG = 1024
@@ -29,7 +29,6 @@ _REMEMBERED = 4096
 _TAIL = 16 << 10
 _CODE_SECONDS = 0.5
 _LOST_TRIES = 3
-_PLENTY = Limits(cpu_cores=1024, memory_bytes=1 << 50, storage_bytes=1 << 50, processes=1 << 20, open_files=1 << 20)
 
 
 class Keeper:
@@ -50,7 +49,7 @@ class Keeper:
         self._on_forgotten = on_forgotten
         self._lease = lease
         self._log_bytes = log_bytes
-        self._shell: Group | None = None
+        self._shells: dict[str, Group] = {}
         self._numbers = 0
         self._tries: dict[str, int] = {}
 
@@ -58,8 +57,8 @@ class Keeper:
         """When nothing lives any more: what is for all."""
         self.networks.close()
         processes.reap_all()
-        if self._shell is not None:
-            self._shell.remove()
+        for shell in self._shells.values():
+            shell.remove()
         if self.cgroups is not None:
             self.cgroups.close()
 
@@ -112,9 +111,17 @@ class Keeper:
         return kit or self.new_sandbox(nursery)
 
     def _lay_kit(self, nursery: Nursery) -> None:
-        if nursery.kit is None and not nursery.is_closed:
-            nursery.kit = self.new_sandbox(nursery)
-            nursery.kit.ends = self.descriptors_of(nursery.kit)
+        if nursery.kit is not None or nursery.is_closed:
+            return
+        # The next start makes its own, and fails by itself if the machine has no room for it.
+        with contextlib.suppress(OSError):
+            kit = self.new_sandbox(nursery)
+            try:
+                kit.ends = self.descriptors_of(kit)
+            except OSError:
+                self.bury(kit)
+                raise
+            nursery.kit = kit
 
     def descriptors_of(self, sandbox: Sandbox) -> list[int]:
         """The other ends of what we hold, to be sent to the zygote."""
@@ -132,18 +139,19 @@ class Keeper:
         os.set_blocking(sandbox.log_pipe, False)
         entries = sandbox.group.open_entries() if sandbox.group is not None else []
         if sandbox.group is not None and sandbox.nursery.order["forkable"]:
-            entries = [*self._around().open_entries(), *entries]
+            entries = [*self._around(sandbox.nursery).open_entries(), *entries]
         self.reactor.watch(sandbox.log_pipe, partial(self._read_log, sandbox))
         self.reactor.watch(sandbox.control.fileno(), partial(self._read_control, sandbox))
         sandbox.outbox = Outbox(self.reactor, sandbox.control)
         return [theirs.detach(), listener.detach(), log_in, *entries]
 
-    def _around(self) -> Group:
-        """Where the processes are that belong to no instance alone."""
+    def _around(self, nursery: Nursery) -> Group:
+        """Where the processes are that belong to no instance alone; author code can join it, so it has limits too."""
         assert self.cgroups is not None
-        if self._shell is None:
-            self._shell = self.cgroups.make("around", _PLENTY)
-        return self._shell
+        if nursery.key not in self._shells:
+            limits = Limits(**nursery.order["limits"])
+            self._shells[nursery.key] = self.cgroups.make(f"around{len(self._shells)}", limits)
+        return self._shells[nursery.key]
 
     def release(self, sandbox: Sandbox) -> None:
         """Nobody wants it any more."""
@@ -219,6 +227,10 @@ class Keeper:
         """What it says; returns the descriptors that came along and nobody kept."""
         operation = message.get("op")
         if operation == "born" and sandbox.source is not None and sandbox.pidfd < 0 and len(descriptors) == 2:
+            if processes.pid_of(descriptors[0]) == 0:
+                sandbox.failure = {"code": "engine.fork_refused", "error": "the copy is no process"}
+                self.bury(sandbox)
+                return descriptors
             sandbox.pidfd, sandbox.box = descriptors
             self._copy_born(sandbox)
             return []
@@ -250,8 +262,7 @@ class Keeper:
         if message.get("op") == "forked":
             self._forked(sandbox, message)
         elif message.get("op") == "over" and sandbox.state != "ended":
-            code = message.get("code")
-            sandbox.code = code if isinstance(code, int) else None
+            sandbox.code = as_code(message.get("code"))
             self._over(sandbox)
         if sandbox.state != "starting" or sandbox.failure is not None:
             return
@@ -290,13 +301,7 @@ class Keeper:
         return copy
 
     def _copy_born(self, copy: Sandbox) -> None:
-        try:
-            self.reactor.watch(copy.pidfd, partial(self._died, copy))
-        except OSError:
-            # No descriptor of a process: the copy is not what it should be.
-            os.close(copy.pidfd)
-            copy.pidfd = -1
-            return
+        self.reactor.watch(copy.pidfd, partial(self._died, copy))
         if copy.is_stopping:
             copy.kill()
         else:

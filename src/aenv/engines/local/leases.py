@@ -17,7 +17,7 @@ from aenv.errors import EngineUnavailable
 
 _LOCK = "lock"
 _PREFIX = "eng"
-_LONGEST = 80
+LONGEST = 68
 """A unix socket's path has 107 bytes; the rest is for its name."""
 
 
@@ -35,8 +35,8 @@ class Lease:
         parent = _private(Path(run))
         with _alone(parent):
             _sweep(parent)
-            # The pid says whose groups these are, should the folder be gone before they are.
-            folder = parent / f"{new_id(_PREFIX)[:10]}_{os.getpid()}"
+            # This says whose groups these are, should the folder be gone before they are.
+            folder = parent / f"{new_id(_PREFIX)[:8]}_{_pids()}_{os.getpid()}"
             folder.mkdir(mode=0o700)
             lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,8 +89,16 @@ def _sweep(parent: Path) -> list[str]:
     return dead
 
 
+def _pids() -> str:
+    """Which pid namespace this is: a number means nothing in another."""
+    return f"{os.stat('/proc/self/ns/pid').st_ino:x}"  # noqa: PTH116 - a kernel file
+
+
 def _is_supervised(lease: str) -> bool:
-    pid = lease.rpartition("_")[2]
+    rest, _, pid = lease.rpartition("_")
+    if rest.rpartition("_")[2] != _pids():
+        # Somebody else's, who looks after it.
+        return True
     try:
         return b"aenv.engines.local" in Path(f"/proc/{int(pid)}/cmdline").read_bytes()
     except (OSError, ValueError):
@@ -112,16 +120,21 @@ def _abandoned(folder: Path) -> int | None:
 
 
 def _private(run: Path) -> Path:
-    if len(str(run)) > _LONGEST:
+    if len(str(run)) > LONGEST:
         raise EngineUnavailable(
             f"the path {str(run)!r} is too long for sockets in it", hint="set AENV_RUN to a short one"
         )
+    return private_folder(run, "AENV_RUN")
+
+
+def private_folder(run: Path, variable: str) -> Path:
+    """The folder, made if need be; EngineUnavailable if somebody else could put something into it."""
     with contextlib.suppress(FileExistsError):
         run.mkdir(mode=0o711, parents=True)
     found = run.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise EngineUnavailable(
             f"the folder {str(run)!r} belongs to somebody else, or others may write to it",
-            hint="set AENV_RUN to a folder of your own",
+            hint=f"set {variable} to a folder of your own",
         )
     return run

@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from aenv.engines.local.frames import Decoder, Frame, Message, encode
-from aenv.errors import EngineLost, EngineUnavailable
+from aenv.errors import EngineError, EngineLost, EngineUnavailable
 from aenv.settings import EngineSettings
 
 _AT_ONCE = 1 << 18
 _HELLO_SECONDS = 30.0
 _END_SECONDS = 30.0
+_UNREAD = 64
 
 
 class Link:
@@ -45,19 +46,28 @@ class Link:
         """The supervisor's process."""
         return self._process.pid
 
-    async def ask(self, message: Message, blob: bytes = b"", *, cancel: str | None = None) -> Frame:
+    async def ask(
+        self, message: Message, blob: bytes = b"", *, cancel: str | None = None, seconds: float | None = 60.0
+    ) -> Frame:
         """Send it, and wait for the answer; EngineLost if the supervisor goes away.
 
-        `cancel` is the operation by which the supervisor is told that nobody waits any more.
+        `cancel` is the operation by which the supervisor is told that nobody waits any more. Without an answer after
+        so many seconds, EngineError says so.
         """
         token = self._send(message, blob)
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[token] = future
         try:
-            return await future
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            raise EngineError(
+                f"the engine's supervisor did not answer {message['op']!r} in {seconds:g} s",
+                hint="see its log; `aenv doctor` shows what is left of it",
+            ) from None
         except asyncio.CancelledError:
             if cancel is not None and not self.is_lost:
-                self.tell({"op": cancel, "token": token})
+                self.tell({"op": cancel, "token": token, "id": message.get("copy", message["id"])})
             raise
         finally:
             self._waiting.pop(token, None)
@@ -148,6 +158,9 @@ class Link:
             return
         token = message["token"]
         if (queue := self._streams.get(token)) is not None:
+            if queue.qsize() >= _UNREAD:
+                # Whoever follows slowly misses the oldest: this process's memory is everybody's.
+                queue.get_nowait()
             queue.put_nowait(frame)
         elif (future := self._waiting.get(token)) is not None and not future.done():
             future.set_result(frame)

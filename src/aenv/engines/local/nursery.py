@@ -8,15 +8,18 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from aenv._util import jsontext
 from aenv.engines.local import gvisor, linux
+from aenv.engines.local.processes import pid_of
 from aenv.engines.local.reactor import Outbox, Reactor
 from aenv.engines.local.sandbox import Log, Sandbox
 from aenv.engines.local.users import FIRST_USER, USERS
+from aenv.engines.local.verdict import as_code
 from aenv.engines.local.zygote import FRUGAL
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ _TRIES = 3
 _SKIPS = 8
 _LARGEST = 1 << 20
 _REFILL_SECONDS = 0.02
+_ROOM = "raise the limit of open files or processes, or stop instances; `aenv doctor` shows both"
 
 
 class Home(Protocol):
@@ -67,13 +71,17 @@ class ZygoteProcess:
         fcntl.fcntl(log_in, fcntl.F_SETFL, fcntl.fcntl(log_in, fcntl.F_GETFL) & ~os.O_NONBLOCK)
         order = {**nursery.order, "modules": self.modules, "parent": os.getpid()}
         order["knows_modules"] = nursery.knows_modules
-        command = [nursery.python, "-I", "-B", "-m", "aenv.engines.local.zygote", str(theirs.fileno())]
+        is_boxed = order["mode"] != "process"
+        # What an environment brings, variables and packages, is let in only where it is shut in; this half is ours.
+        python = sys.executable if is_boxed else nursery.python
+        environ = {"PATH": os.defpath, "LANG": "C.UTF-8"} if is_boxed else nursery.environ
+        command = [python, "-I", "-B", "-m", "aenv.engines.local.zygote", str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log_in,
             stderr=log_in,
-            env={**nursery.environ, **FRUGAL},
+            env={**environ, **FRUGAL},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             cwd="/",
@@ -184,9 +192,21 @@ class ZygoteProcess:
     def _on_born(self, message: dict[str, Any], descriptors: list[int]) -> None:
         sandbox = self._unborn.pop(message["id"], None)
         if sandbox is None:
-            os.close(descriptors[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
             return
-        sandbox.pidfd, sandbox.pid = descriptors[0], message["pid"]
+        try:
+            pid = pid_of(descriptors[0])
+        except (IndexError, OSError):
+            # This process has no descriptor left; the sandbox ends when its control socket is closed.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._home.never_born(sandbox, {"error": "no descriptor is left to hold it by", "hint": _ROOM})
+            return
+        if pid == 0:
+            self._unborn[sandbox.name] = sandbox
+            raise ValueError("no descriptor of a process")
+        sandbox.pidfd, sandbox.pid = descriptors[0], int(message["pid"])
         self._by_pid[message["pid"]] = sandbox
         self._home.born(sandbox)
 
@@ -197,7 +217,7 @@ class ZygoteProcess:
 
     def _on_exited(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if (sandbox := self._by_pid.pop(message["pid"], None)) is not None:
-            sandbox.code = message["code"]
+            sandbox.code = as_code(message["code"])
             self._home.exited(sandbox)
 
     def _lost(self) -> None:
@@ -307,9 +327,14 @@ class Nursery:
         if self.starting:
             self.refill()
         elif len(self.spares) < self.wanted_spares:
-            sandbox = self._home.new_sandbox(self)
-            self.spares.append(sandbox)
-            self.place(sandbox)
+            try:
+                sandbox = self._home.new_sandbox(self)
+                self.spares.append(sandbox)
+                self.place(sandbox)
+            except OSError as problem:
+                # A spare is a convenience; it is made when the machine has room for it again.
+                logger.warning("no spare can be made: %s", problem)
+                self._home.reactor.later(1.0, self.refill)
 
     def close(self) -> None:
         """End everything, and begin nothing."""
@@ -329,8 +354,14 @@ class Nursery:
             self._start()
 
     def _start(self) -> None:
-        if not self.is_closed:
+        if self.is_closed:
+            return
+        try:
             self.zygotes.append(ZygoteProcess(self, self._home))
+        except OSError as problem:
+            # The machine has no room for it now; those that wait are told, everybody else goes on.
+            logger.warning("a zygote cannot be started: %s", problem)
+            self._give_up_waiting({"error": f"no zygote can be started: {problem}", "hint": _ROOM})
 
     # what zygotes report
 
@@ -368,9 +399,12 @@ class Nursery:
             self._start()
         else:
             self._failures = 0
-            waiting, self._queue = self._queue, deque()
-            for sandbox in waiting:
-                self._home.never_born(sandbox, {"log": zygote.log.tail().decode("utf-8", "replace"), **message})
+            self._give_up_waiting({"log": zygote.log.tail().decode("utf-8", "replace"), **message})
+
+    def _give_up_waiting(self, error: dict[str, Any]) -> None:
+        waiting, self._queue = self._queue, deque()
+        for sandbox in waiting:
+            self._home.never_born(sandbox, error)
 
     def zygote_lost(self, zygote: ZygoteProcess, unborn: list[Sandbox]) -> None:
         """It was killed: what it had not yet forked, another one forks."""

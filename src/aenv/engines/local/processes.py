@@ -40,9 +40,9 @@ def end_beside(pidfd: int) -> None:
 
 
 def pid_of(pidfd: int) -> int:
-    """The process's number, as this pid namespace counts; not above 0 when it is gone."""
+    """The process's number, as this pid namespace counts; -1 when it is gone, 0 when this never was one."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="utf-8") as file:  # noqa: PTH123 - a kernel file
-        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+        return next((int(line.split()[1]) for line in file if line.startswith("Pid:")), 0)
 
 
 def _first_of(pid: int) -> int | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 16
 _LENGTH = 4
 _LONGEST_MESSAGE = 4 << 20
+_JOINED = 4096
 State = Literal["spare", "starting", "ready", "ended"]
 Listener = Callable[[bytes], None]
 
@@ -45,7 +46,11 @@ class Log:
 
     def add(self, chunk: bytes) -> None:
         """Keep it, at the price of the oldest."""
-        self._chunks.append(chunk)
+        if self._chunks and len(self._chunks[-1]) + len(chunk) <= _JOINED:
+            # A byte at a time would take fifty.
+            self._chunks[-1] += chunk
+        else:
+            self._chunks.append(chunk)
         self._size += len(chunk)
         while self._size - len(self._chunks[0]) >= self._most:
             self._size -= len(self._chunks.popleft())
@@ -81,6 +86,8 @@ class Sandbox:
     folder: str | None = None
     state: State = "spare"
     waiters: Waiters = field(default_factory=Waiters)
+    askers: set[int] = field(default_factory=set)
+    """Requests that asked for it and have not taken that back."""
     group: Group | None = None
     control: socket.socket | None = None
     outbox: Outbox | None = None

@@ -29,13 +29,7 @@ from aenv.engines.local.usernet import resolv_conf
 from aenv.errors import AEnvError, EngineUnavailable
 
 _AT_ONCE = 1 << 18
-_BACKLOG = 1024
-_REMEMBERED = 4096
-_TAIL = 16 << 10
 _UNREAD = 8 << 20
-_CODE_SECONDS = 0.5
-_LOST_TRIES = 3
-_PLENTY = Limits(cpu_cores=1024, memory_bytes=1 << 50, storage_bytes=1 << 50, processes=1 << 20, open_files=1 << 20)
 
 
 class Supervisor:
@@ -210,20 +204,52 @@ class Supervisor:
             self._fail(request, {"error": "the engine is closing", "code": "engine.lost"})
             return
         sandbox = self._keeper.by_id.get(request["id"])
-        if sandbox is None:
-            nursery = self._nurseries[request["key"]]
-            spare = nursery.spares.popleft() if nursery.spares else None
-            sandbox = spare or self._keeper.take_kit(nursery)
-            self._keeper.name(sandbox, request["id"], blob)
-            if spare is None:
-                nursery.place(sandbox)
-            else:
-                # Somebody forks it already, or has.
-                self._keeper.activate(sandbox)
+        if sandbox is not None:
+            self._join(sandbox, request)
+            return
+        nursery = self._nurseries[request["key"]]
+        spare = nursery.spares.popleft() if nursery.spares else None
+        sandbox = spare or self._keeper.take_kit(nursery)
+        self._keeper.name(sandbox, request["id"], blob)
+        self._join(sandbox, request)
+        self._begin(sandbox, is_spare=spare is not None)
+
+    def _join(self, sandbox: Sandbox, request: Message) -> None:
+        """Answer when it is ready, or has ended without."""
+        sandbox.askers.add(request["token"])
         if sandbox.state == "ready":
             self._tell_ready(sandbox, request)
         else:
             sandbox.waiters.ready.append(partial(self._tell_ready, sandbox, request))
+
+    def _begin(self, sandbox: Sandbox, *, is_spare: bool) -> None:
+        if is_spare:
+            # Somebody forks it already, or has.
+            self._keeper.activate(sandbox)
+            return
+        try:
+            sandbox.nursery.place(sandbox)
+        except OSError as problem:
+            hint = "raise the limit of open files or processes, or stop instances"
+            sandbox.failure = {"code": "engine.start_failed", "error": str(problem), "hint": hint}
+            self._keeper.bury(sandbox)
+
+    def _do_give_up(self, request: Message, blob: bytes) -> None:
+        """Somebody who asked for it no longer waits; the last one to do so ends it."""
+        sandbox = self._keeper.by_id.get(request["id"])
+        if sandbox is not None and request["token"] in sandbox.askers:
+            sandbox.askers.discard(request["token"])
+            if not sandbox.askers:
+                sandbox.is_stopping = True
+                self._keeper.kill(sandbox)
+
+    def _do_settle(self, request: Message, blob: bytes) -> None:
+        """Answered when nothing is left of one that nobody asks for."""
+        sandbox = self._keeper.by_id.get(request["id"])
+        if sandbox is None or sandbox.askers:
+            self._answer(request)
+        else:
+            sandbox.waiters.ended.append(partial(self._answer, request))
 
     def _tell_ready(self, sandbox: Sandbox, request: Message) -> None:
         if sandbox.state == "ready":
@@ -309,6 +335,7 @@ class Supervisor:
             members = {"code": code, "is_late": is_late, "is_truncated": is_truncated, "first": len(stdout)}
             self._answer(request, stdout + stderr, **members)
 
+        request["user"] = sandbox.nursery.order["user"]
         command = Command(self.reactor, sandbox, request, blob, done, is_boxed=self._choice.mode != "process")
         self._commands[request["token"]] = command
         command.start()
@@ -321,11 +348,16 @@ class Supervisor:
         source = self._keeper.by_id.get(request["id"])
         if source is None or source.state != "ready":
             self._fail(request, {"code": "engine.sandbox_gone", "error": f"there is no sandbox {request['id']}"})
+        elif request["copy"] in self._keeper.by_id:
+            taken = f"there is a sandbox {request['copy']} already"
+            told = {"error": taken, "hint": "give every copy an id of its own", "details": {"obstacles": [taken]}}
+            self._fail(request, {"code": "engine.fork_refused", **told})
         elif self._choice.mode == "process" or not source.nursery.order["forkable"]:
             self._fail(request, _cannot_be_copied(source, is_boxed=self._choice.mode != "process"))
         else:
             order = {"wait_seconds": request["wait_seconds"], "variables": request["variables"]}
             copy = self._keeper.copy(source, request["copy"], order)
+            copy.askers.add(request["token"])
             copy.waiters.ready.append(partial(self._tell_ready, copy, request))
 
 

@@ -22,6 +22,7 @@ from typing import Literal, TypedDict, TypeVar, get_args
 
 from aenv._util.ids import new_id
 from aenv.engines.local import cgroupfs, usernet
+from aenv.engines.local.leases import LONGEST
 from aenv.engines.local.limits import Cgroups
 from aenv.engines.local.machine import Mode, choose
 from aenv.engines.local.remedies import Surroundings, remedy, said
@@ -41,7 +42,6 @@ DESCRIPTORS = 4
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _FEW_INSTANCES = 1000
-_LONGEST_RUN = 80
 _COUNTING_SECONDS = 0.3
 _PREFIX = "AENV_"
 
@@ -326,8 +326,8 @@ def _obstacle(path: Path) -> str | None:
 
 
 def _run_obstacle(path: Path) -> str | None:
-    if len(str(path)) > _LONGEST_RUN:
-        return f"the path has {len(str(path))} characters, and sockets in it leave room for {_LONGEST_RUN}"
+    if len(str(path)) > LONGEST:
+        return f"the path has {len(str(path))} characters, and sockets in it leave room for {LONGEST}"
     if not os.path.lexists(path):
         return _obstacle(path)
     found = path.lstat()

@@ -17,6 +17,14 @@ _SENTENCES: dict[Reason, str] = {
 }
 
 
+_NAMES = {number.value: number.name for number in signal.Signals}
+
+
+def as_code(claimed: object) -> int | None:
+    """An exit code, or minus a signal's number; None for whatever else a sandbox claims to have ended with."""
+    return claimed if isinstance(claimed, int) and -64 <= claimed <= 255 else None
+
+
 def verdict(code: int | None, breaches: Mapping[str, int], *, is_stopped: bool) -> tuple[Reason, str]:
     """The reason, and a sentence for people."""
     reason = _reason(code, breaches, is_stopped=is_stopped)
@@ -25,7 +33,7 @@ def verdict(code: int | None, breaches: Mapping[str, int], *, is_stopped: bool) 
     if code is None:
         return reason, "it was killed, and nobody saw how"
     if code < 0:
-        return reason, f"it was ended by {signal.Signals(-code).name}"
+        return reason, f"it was ended by {_NAMES.get(-code, f'signal {-code}')}"
     return reason, f"it ended with exit code {code}"
 
 
